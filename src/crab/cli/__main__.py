@@ -1,0 +1,5 @@
+"""`python -m crab.cli` is `crab`."""
+
+from crab.cli import main
+
+main()

@@ -1,0 +1,81 @@
+"""`crab daemon …`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from crab.cli.session import Session, json_option
+from crab.cli.text import Table, pairs
+from crab.daemon import wire
+from crab.daemon.requests import Version
+from crab.errors import DaemonUnavailable
+from crab.sdk.transport import default_state_dir
+
+
+def _socket(session: Session) -> Path:
+    return session.socket or wire.default_socket()
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def daemon() -> None:
+    """Run, stop or look at the daemon."""
+
+
+@daemon.command()
+@click.pass_obj
+def run(session: Session) -> None:
+    """Run the daemon in the foreground, until SIGTERM.
+
+    Sandboxes run on when it ends, and the next one takes them over. `crab --state DIR --socket PATH daemon run` chooses
+    where. Root and the members of the group crab may use the socket.
+    """
+    from crab.daemon.run import leave, serve
+
+    serve(session.state or default_state_dir(), _socket(session))
+    leave()
+
+
+@daemon.command()
+@json_option
+@click.pass_obj
+def status(session: Session) -> None:
+    """Say who answers on the socket."""
+    from crab.daemon.client import SocketTransport
+
+    found = SocketTransport(_socket(session)).about()
+    session.show(found, lambda: version_table(found, _socket(session)))
+
+
+@daemon.command()
+@json_option
+@click.pass_obj
+def stop(session: Session) -> None:
+    """End the daemon; sandboxes run on.
+
+    It is no error if none runs.
+    """
+    from crab.daemon.run import stop as end
+
+    try:
+        ended = end(_socket(session))
+    except DaemonUnavailable as error:
+        if error.details.get("absent"):
+            session.show(None, lambda: "no daemon runs")
+            return
+        raise
+    session.show(ended, lambda: f"daemon {ended.pid} has ended; sandboxes run on")
+
+
+def version_table(found: Version, socket: Path) -> Table:
+    """Who answers."""
+    return pairs(
+        {
+            "crab": found.crab,
+            "api": str(found.api),
+            "pid": str(found.pid),
+            "state directory": found.state_dir,
+            "socket": str(socket),
+        }
+    )

@@ -1,0 +1,1 @@
+"""What owns a state directory: registry, operations, API, sweep."""

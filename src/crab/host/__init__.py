@@ -1,0 +1,1 @@
+"""What the machine offers: doctor, CRIU, btrfs, cgroups, mounts, processes. Knows nothing of sandboxes."""

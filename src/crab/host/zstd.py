@@ -1,0 +1,22 @@
+"""zstd, wherever this Python has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crab.errors import HostUnsuitable
+
+
+def zstd() -> Any:
+    """The module for zstd: of Python itself from 3.14 on. Raises `HostUnsuitable` if there is none."""
+    try:
+        from compression import zstd as module  # type: ignore[import-not-found]
+    except ImportError:
+        try:
+            from backports import zstd as module  # type: ignore[import-not-found,no-redef]
+        except ImportError:
+            raise HostUnsuitable(
+                "this Python cannot compress with zstd",
+                remedy="`pip install backports.zstd`, or use an archive without compression (a name without .zst)",
+            ) from None
+    return module

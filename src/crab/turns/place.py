@@ -1,0 +1,243 @@
+"""Where an agent stands in its own past: the record of a sandbox, and how far the agent has come in it.
+
+Holds what `crab.turns.forward` decides upon, asks it, and remembers what follows. It is kept with the record, so that a daemon
+that is killed in the middle of a fast-forward goes on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import msgspec
+
+from crab.errors import SandboxGone
+from crab.model import Struct
+from crab.turns import forward
+from crab.turns.exchange import Exchange, Outcome, Standing
+from crab.turns.forward import CommandStep, Kept, Known, Progress, Situation, Step
+from crab.turns.record import Record
+
+RETURN_SECONDS = 120.0
+
+
+class Ticket(Struct, kw_only=True):
+    """A command that runs now; its outcome is to be recorded under this."""
+
+    outcome: int
+
+
+class Place:
+    """See the module. Safe to use from several threads."""
+
+    def __init__(self, record: Record, sandbox: str) -> None:
+        self._record, self._sandbox = record, sandbox
+        self._lock = threading.RLock()
+        self._standing = record.standing(sandbox)
+        self.life = 0
+        """Grows each time the sandbox is brought back: what was under way before belongs to another life of it."""
+        self._given: set[int] = set()
+        self._delivered: set[int] = set()
+        self._returned = threading.Condition(self._lock)
+        self._returning = 0
+
+    @contextlib.contextmanager
+    def returning(self) -> Iterator[None]:
+        """For the length of the block the sandbox is being brought back: its agent may run already, and asks before anybody has
+        said how far it is. Who asks for `ready` waits."""
+        with self._lock:
+            self._returning += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._returning -= 1
+                self._returned.notify_all()
+
+    @property
+    def is_ready(self) -> bool:
+        """Nobody brings the sandbox back just now."""
+        return not self._returning
+
+    def ready(self) -> bool:
+        """Wait until it is; whether it was all the time."""
+        with self._lock:
+            was = self.is_ready
+            self._returned.wait_for(lambda: self.is_ready, RETURN_SECONDS)
+            return was
+
+    @property
+    def forwarding(self) -> bool:
+        """The agent may be behind its sandbox."""
+        return self._standing.forwarding
+
+    def _move(self, **changes: object) -> None:
+        new = msgspec.structs.replace(self._standing, **changes)
+        if new != self._standing:
+            self._standing = new
+            self._record.stand(self._sandbox, new)
+
+    # ---- questions
+
+    def step(self, chain: Sequence[bytes], session: str) -> Step:
+        """What to do with a request of the main loop; the agent is there from now on."""
+        with self._lock:
+            step = self._decided(chain, session)
+            if step.kind == "replay" and step.exchange is not None and not step.guarded:
+                self._at(step.exchange)
+            if step.caught_up and step.kind != "diverged":
+                self._move(forwarding=False, beyond=False)
+            return step
+
+    def step_at_once(self, chain: Sequence[bytes], session: str) -> Step | None:
+        """The same for an agent that goes on as it did, which is what nearly all do; None if it takes a write, or a wait for
+        somebody's."""
+        if self._standing.forwarding or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            step = self._decided(chain, session)
+            return step if step.kind == "ask" and self._standing == self._caught_up() else None
+        finally:
+            self._lock.release()
+
+    def _caught_up(self) -> Standing:
+        return msgspec.structs.replace(self._standing, forwarding=False, beyond=False)
+
+    def _decided(self, chain: Sequence[bytes], session: str) -> Step:
+        found = self._record.find(self._sandbox, chain[-1])
+        same = self._known(found)
+        if not self._standing.forwarding:
+            went_on = found is not None and self._record.goes_on(found)
+            return forward.decide(Situation(forwarding=False, session=session, same=same, went_on=went_on))
+        position = self._record.position(self._sandbox, chain)
+        head = self._record.newest(self._sandbox)
+        return forward.decide(
+            Situation(
+                forwarding=True,
+                session=session,
+                same=same,
+                position=self._known(position),
+                head=self._known(head),
+                went_on=position is not None and self._record.goes_on(position),
+                beyond=self._standing.beyond,
+                followed=head is not None and bool(self._kept(head.id)),
+            )
+        )
+
+    def _known(self, exchange: Exchange | None) -> Known | None:
+        if exchange is None:
+            return None
+        return Known(
+            id=exchange.id,
+            session=exchange.session,
+            whole=exchange.complete and not exchange.redacted,
+            safe=exchange.protection is not None,
+            delivered=exchange.id in self._delivered,
+        )
+
+    def _at(self, exchange: int) -> None:
+        if exchange != self._standing.exchange:
+            self._given.clear()
+            self._move(exchange=exchange)
+
+    def answered(self, exchange: int, life: int, keep: Callable[..., object]) -> None:
+        """The agent gets a new answer: what it does now follows from that (not if it asked in an earlier life). `keep`
+        writes the answer to the record, and in the same transaction (the agent waits for it) the standing that it is called
+        with. Raises what that does; the agent gets its answer then, too."""
+        with self._lock:
+            if life != self.life:
+                keep(exchange)
+                return
+            new = msgspec.structs.replace(self._standing, exchange=exchange)
+            try:
+                keep(exchange, standing=new)
+            finally:
+                self._given.clear()
+                self._standing = new
+
+    def delivered(self, exchange: int) -> None:
+        """The agent has got the whole of it. (Not kept: after a restart of the daemon a question that comes again is taken
+        for one whose answer was lost.)"""
+        self._delivered.add(exchange)
+
+    def after(self, exchange: int) -> Exchange | None:
+        """The recorded exchange that came next (0: the first one); None if that was the newest."""
+        later = [e for e in self._record.exchanges(self._sandbox) if e.kind == "main" and not e.abandoned]
+        return next((e for e in later if e.id > exchange), None)
+
+    @property
+    def next(self) -> Exchange | None:
+        """The recorded exchange after the one that the agent is at."""
+        return self.after(self._standing.exchange)
+
+    # ---- commands
+
+    def command(self, digest: bytes) -> tuple[CommandStep, Outcome | None]:
+        """What to do with a command of the agent; with its recorded outcome, if it is to be given that.
+
+        Raises `SandboxGone` while the sandbox is brought back: who runs a command then was there before, and knows nothing
+        of it.
+        """
+        if not self.ready():
+            raise SandboxGone(
+                "the sandbox is being brought back", remedy="start the agent again: it is given what it had"
+            )
+        with self._lock:
+            standing = self._standing
+            if not standing.forwarding:
+                return CommandStep(kind="run"), None
+            kept = self._kept(standing.exchange)
+            head = self._record.newest(self._sandbox)
+            progress = Progress(
+                kept=tuple(Kept(index=one.index, command=one.command) for one in kept),
+                at_head=standing.exchange == (head.id if head else 0) and not standing.beyond,
+                new=standing.beyond and not standing.exchange and not self._given,
+            )
+            step = forward.decide_command(progress, digest, frozenset(self._given))
+            if step.kind == "replay":
+                self._given.add(step.index)
+                return step, next(one for one in kept if one.index == step.index)
+            if step.caught_up and step.kind == "run":
+                self._move(forwarding=False, beyond=False)
+            return step, None
+
+    def _kept(self, exchange: int) -> list[Outcome]:
+        """The commands that followed an answer and are in the sandbox."""
+        return [one for one in self._record.outcomes.of(self._sandbox, exchange) if one.state != "intended"]
+
+    def begin(self, digest: bytes, life: int) -> Ticket:
+        """A command of the agent is about to run, which came in that life of the sandbox. Durable when it returns.
+
+        Raises `SandboxGone` if the sandbox was brought back since: an agent of before acts no more.
+        """
+        with self._lock:
+            if life != self.life:
+                raise SandboxGone(
+                    "the sandbox was brought back", remedy="start the agent again: it is given what it had"
+                )
+            exchange = self._standing.exchange
+            index = self._record.outcomes.next_index(self._sandbox, exchange)
+            return Ticket(outcome=self._record.outcomes.begin(self._sandbox, exchange, index, digest).id)
+
+    def end(self, ticket: Ticket, result: bytes, failed: bool = False) -> None:
+        """It has ended; `result` is what the agent is told."""
+        self._record.outcomes.end(ticket.outcome, "failed" if failed else "done", result)
+
+    # ---- the sandbox moves
+
+    def brought_back(self, kept: Collection[str], head: str, ask_again: bool) -> None:
+        """The sandbox is as it was at checkpoint `head`, whose ancestors (and itself) are `kept`. With `ask_again` the
+        question that was asked there is a new one."""
+        with self._lock:
+            self._record.rewound(self._sandbox, set(kept), head, ask_again)
+            self.life += 1
+            self._given.clear()
+            self._delivered.clear()
+            self._standing = Standing(forwarding=True, beyond=ask_again)
+            self._record.stand(self._sandbox, self._standing)
+
+    def diverged(self) -> None:
+        """The agent goes its own way from here."""
+        with self._lock:
+            self._move(forwarding=False, beyond=False)

@@ -1,0 +1,165 @@
+"""What the tests with real sandboxes share: one service, one image that holds all that the workloads need, and sandboxes.
+
+`$CRAB_TEST_STATE` (default /var/lib/crab-tests) is the state directory. It stays: the image in it takes a minute to build,
+once. Everything else that a test makes is gone at the end, and the end of the session checks that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.box import Box
+from e2e.leaks import left_of
+from e2e.roots import small_root
+
+from crab.daemon.requests import Create, ImageAdd, Remove, SandboxList
+from crab.daemon.service import Service
+
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # a job in the background: the shells of the tests would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+STATE = Path(os.environ.get("CRAB_TEST_STATE", "/var/lib/crab-tests"))
+AGENTS = Path(__file__).parents[1] / "examples" / "agents" / "image.sh"
+"""Makes the image for test_clients.py, by which hundreds of megabytes are downloaded: only if $CRAB_TEST_CLIENTS says so."""
+IMAGE = "workloads"
+PACKAGES = (
+    *("tmux", "redis-server", "nginx-light", "postgresql", "sqlite3", "nodejs", "openssh-server"),
+    *("gdb-minimal", "strace", "iproute2", "perl"),
+)
+"""Of Debian 12, above what every Debian image has (python3, git, procps)."""
+
+
+@pytest.fixture(scope="session")
+def state_dir() -> Path:
+    """The state directory of the tests. Skips what cannot run here."""
+    if os.geteuid() != 0:
+        pytest.skip("sandboxes need root: mounts, namespaces, CRIU")
+    return Path(os.path.realpath(STATE))
+
+
+@pytest.fixture(scope="session")
+def service(state_dir: Path) -> Iterator[Service]:
+    """The service that owns the state directory; at the end nothing of it may be left on the machine."""
+    if os.environ.get("CRAB_TEST_CLIENTS"):
+        crab = f"{sys.executable} -m crab.cli --embedded --state {state_dir}"
+        subprocess.run([AGENTS], check=True, env={**os.environ, "CRAB": crab})
+    service = Service.open(state_dir)
+    owner = service._core.cgroups.owner
+    try:
+        for sandbox in service.handle(SandboxList()):  # of a run that was killed
+            service.handle(Remove(sandbox=sandbox.name, force=True))
+        yield service
+        left = [sandbox.name for sandbox in service.handle(SandboxList())]
+        for name in left:
+            service.handle(Remove(sandbox=name, force=True))
+        published = service._core.ground.store.identities()
+        pool = service._core.pool
+        folders = {name: sorted(os.listdir(pool.root / name)) for name in ("live", "staging")}
+    finally:
+        service.close_down()
+    assert not left, f"tests left sandboxes behind: {left}"
+    assert not published, f"checkpoints of removed sandboxes are left: {published}"
+    assert folders == {"live": [], "staging": []}, f"the pool holds what nobody owns: {folders}"
+    assert not left_of(state_dir, owner), left_of(state_dir, owner)
+
+
+@pytest.fixture(scope="session")
+def image(service: Service) -> str:
+    """Name of an image with what the workloads need; built by the first run."""
+    return service.handle(ImageAdd(name=IMAGE, source=f"debian:bookworm+{','.join(PACKAGES)}", if_missing=True)).name
+
+
+@pytest.fixture
+def box(service: Service, image: str) -> Iterator[Box]:
+    """A running sandbox of its own for each test."""
+    with boxed(service, image) as made:
+        yield made
+
+
+class boxed:
+    """A sandbox for the length of a block, with what was forked from it."""
+
+    def __init__(self, service: Service, image: str, **options) -> None:
+        self._service = service
+        self._request = Create(image=image, **options)
+
+    def __enter__(self) -> Box:
+        self._before = {sandbox.id for sandbox in self._service.handle(SandboxList())}
+        return Box(self._service, self._service.handle(self._request).name)
+
+    def __exit__(self, *_: object) -> None:
+        for sandbox in self._service.handle(SandboxList()):
+            if sandbox.id not in self._before:
+                self._service.handle(Remove(sandbox=sandbox.name, force=True))
+
+
+@pytest.fixture
+def make_box(service: Service, image: str):
+    """Makes sandboxes with options of `Create`; they are gone after the test."""
+    opened: list[boxed] = []
+
+    def make(**options) -> Box:
+        opened.append(boxed(service, options.pop("image", image), **options))
+        return opened[-1].__enter__()
+
+    yield make
+    for one in reversed(opened):
+        one.__exit__()
+
+
+@pytest.fixture
+def second_state(service: Service, image: str, state_dir: Path, tmp_path: Path) -> Iterator[Path]:
+    """Another state directory, with an image `small`, owned by nobody: for owners that are killed or made with other settings.
+
+    Nothing of it is left at the end.
+    """
+    path = state_dir.parent / f"{state_dir.name}-beside"
+    small_root(service._core.images.path(image), tmp_path / "root")
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        with Service.open(path) as first:
+            first.handle(ImageAdd(name="small", source=f"dir:{tmp_path / 'root'}"))
+        yield path
+    finally:
+        last = Service.open(path)
+        owner = last._core.cgroups.owner
+        for sandbox in last.handle(SandboxList()):
+            last.handle(Remove(sandbox=sandbox.name, force=True))
+        last.close_down()
+        left = left_of(path, owner)
+        shutil.rmtree(path)
+        assert not left, left
+
+
+# ---------------------------------------------------------------- figures
+
+_figures: list[str] = []
+_figures_lock = threading.Lock()
+
+
+@pytest.fixture(scope="session")
+def figures():
+    """Take a line about what was measured; all are shown after the tests."""
+
+    def note(line: str) -> None:
+        with _figures_lock:
+            _figures.append(line)
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Show the figures."""
+    if _figures:
+        terminalreporter.section("figures")
+        for line in _figures:
+            terminalreporter.line(line)

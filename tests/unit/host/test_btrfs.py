@@ -1,0 +1,285 @@
+"""Subvolumes, snapshots and quotas do on a real btrfs what their names say; their errors name the place."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crab.errors import HostUnsuitable, NoSpace
+from crab.host import btrfs, mounts
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system"),
+]
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A fresh btrfs of 512 MiB."""
+    mkfs = shutil.which("mkfs.btrfs", path="/usr/sbin:/sbin:/usr/bin:/bin")
+    assert mkfs, "install btrfs-progs"
+    file, target = tmp_path / "disk", tmp_path / "mounted"
+    with open(file, "wb") as content:
+        content.truncate(512 * MIB)
+    subprocess.run([mkfs, "-q", file], check=True, capture_output=True)
+    target.mkdir()
+    with mounts.attached(file) as device:
+        mounts.mount(device, target, "btrfs")
+    yield target
+    mounts.unmount(target)
+    assert mounts.wait_detached(file)
+
+
+# ---------------------------------------------------------------- subvolumes
+
+
+def test_a_subvolume_is_told_from_a_folder(disk: Path, tmp_path: Path) -> None:
+    btrfs.create(disk / "sub")
+    (disk / "folder").mkdir()
+    (disk / "file").touch()
+    os.symlink("sub", disk / "link")
+    assert btrfs.is_subvolume(disk / "sub")
+    assert btrfs.is_subvolume(disk)
+    assert not any(btrfs.is_subvolume(disk / name) for name in ("folder", "file", "link", "missing", "file/below"))
+    assert btrfs.is_btrfs(disk / "folder")
+    assert not btrfs.is_btrfs(tmp_path)
+
+
+def test_names_may_be_any_bytes_up_to_255(disk: Path) -> None:
+    for name in (b"\xff\xfe\n", b"x" * 255):
+        path = disk / os.fsdecode(name)
+        btrfs.create(path)
+        assert btrfs.is_subvolume(path)
+        btrfs.delete(path)
+        assert not path.exists()
+    with pytest.raises(OSError) as caught:
+        btrfs.create(disk / ("x" * 256))
+    assert caught.value.errno == errno.ENAMETOOLONG
+
+
+def test_a_name_that_is_taken_is_refused(disk: Path) -> None:
+    btrfs.create(disk / "sub")
+    with pytest.raises(FileExistsError) as caught:
+        btrfs.create(disk / "sub")
+    assert str(disk / "sub") in str(caught.value)
+
+
+def test_a_snapshot_holds_what_was_just_written_and_stays(disk: Path) -> None:
+    btrfs.create(disk / "live")
+    (disk / "live/file").write_bytes(b"before")
+    btrfs.snapshot(disk / "live", disk / "saved", read_only=True)
+    (disk / "live/file").write_bytes(b"after")
+    assert (disk / "saved/file").read_bytes() == b"before"
+    with pytest.raises(OSError) as caught:
+        (disk / "saved/file").write_bytes(b"no")
+    assert caught.value.errno == errno.EROFS
+    btrfs.snapshot(disk / "saved", disk / "again", read_only=False)
+    (disk / "again/file").write_bytes(b"other")
+    assert (disk / "saved/file").read_bytes() == b"before"
+
+
+def test_origin_and_identity_of_a_snapshot_are_known(disk: Path) -> None:
+    btrfs.create(disk / "live")
+    btrfs.snapshot(disk / "live", disk / "saved", read_only=True)
+    live, saved = btrfs.info(disk / "live"), btrfs.info(disk / "saved")
+    assert saved.parent_uuid == live.uuid
+    assert live.parent_uuid == ""
+    assert (saved.read_only, live.read_only) == (True, False)
+    assert saved.id > live.id >= 256
+    (disk / "live/folder").mkdir()
+    assert btrfs.info(disk / "live/folder").id == live.id
+
+
+def test_read_only_can_be_set_and_cleared(disk: Path) -> None:
+    btrfs.create(disk / "sub")
+    btrfs.set_read_only(disk / "sub", True)
+    assert btrfs.is_read_only(disk / "sub")
+    with pytest.raises(OSError):
+        (disk / "sub/file").touch()
+    btrfs.set_read_only(disk / "sub", False)
+    (disk / "sub/file").touch()
+    assert not btrfs.is_read_only(disk / "sub")
+
+
+def test_a_subvolume_goes_with_all_that_are_nested_in_it(disk: Path) -> None:
+    for name in ("a", "a/b", "a/b/c"):
+        btrfs.create(disk / name)
+    (disk / "a/folder/deep").mkdir(parents=True)
+    btrfs.create(disk / "a/folder/deep/d\udcff")
+    btrfs.snapshot(disk / "a/b", disk / "a/frozen", read_only=True)
+    found = btrfs.nested(disk / "a")
+    assert set(found) == {Path("b/c"), Path("b"), Path("folder/deep/d\udcff"), Path("frozen")}
+    assert found.index(Path("b/c")) < found.index(Path("b"))
+    btrfs.delete(disk / "a")
+    assert os.listdir(disk) == []
+
+
+def test_many_nested_subvolumes_are_all_found(disk: Path) -> None:
+    # The kernel lists 255 at a time.
+    btrfs.create(disk / "top")
+    for number in range(300):
+        btrfs.create(disk / f"top/{number}")
+    assert len(btrfs.nested(disk / "top")) == 300
+    btrfs.delete(disk / "top")
+
+
+def test_a_tree_of_folders_files_and_subvolumes_is_removed(disk: Path) -> None:
+    (disk / "tree/one/two").mkdir(parents=True)
+    (disk / "tree/one/file").touch()
+    btrfs.create(disk / "tree/one/two/sub")
+    btrfs.snapshot(disk / "tree/one/two/sub", disk / "tree/one/frozen", read_only=True)
+    (disk / "outside").mkdir()
+    (disk / "outside/keep").touch()
+    os.symlink(disk / "outside", disk / "tree/link")
+    btrfs.remove_tree(disk / "tree")
+    btrfs.remove_tree(disk / "tree")
+    assert os.listdir(disk) == ["outside"]
+    assert (disk / "outside/keep").exists()
+
+
+def test_what_is_mounted_in_a_tree_is_never_removed(disk: Path, tmp_path: Path) -> None:
+    host = tmp_path / "host"
+    host.mkdir()
+    (host / "precious").touch()
+    (disk / "tree/mountpoint").mkdir(parents=True)
+    (disk / "tree/file").touch()
+    mounts.mount(host, disk / "tree/mountpoint", flags=mounts.MS_BIND)
+    try:
+        for path in ("tree", "tree/mountpoint"):
+            with pytest.raises(OSError) as caught:
+                btrfs.remove_tree(disk / path)
+            assert caught.value.errno == errno.EBUSY
+        assert (host / "precious").exists()
+        assert (disk / "tree/file").exists()
+    finally:
+        mounts.unmount(disk / "tree/mountpoint")
+    btrfs.remove_tree(disk / "tree")
+    assert (host / "precious").exists()
+
+
+def test_deleted_space_can_be_had_back_at_once(disk: Path) -> None:
+    btrfs.create(disk / "big")
+    (disk / "big/file").write_bytes(os.urandom(64 * MIB))
+    btrfs.sync(disk)
+    before = os.statvfs(disk).f_bfree
+    btrfs.delete(disk / "big")
+    assert btrfs.reclaim(disk)
+    assert btrfs.deletions_pending(disk) == 0
+    after = os.statvfs(disk)
+    assert (after.f_bfree - before) * after.f_frsize > 60 * MIB
+
+
+def test_commit_and_sync_return(disk: Path) -> None:
+    btrfs.commit(disk)
+    (disk / "file").write_bytes(b"x")
+    btrfs.commit(disk)
+    btrfs.sync(disk)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_another_file_system_is_named_as_such(tmp_path: Path) -> None:
+    with pytest.raises(HostUnsuitable, match="not on a btrfs"):
+        btrfs.create(tmp_path / "sub")
+    with pytest.raises(HostUnsuitable):
+        btrfs.filesystem_uuid(tmp_path)
+
+
+def test_a_missing_path_is_named(disk: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="missing"):
+        btrfs.snapshot(disk / "missing", disk / "x", read_only=True)
+    with pytest.raises(FileNotFoundError, match="gone"):
+        btrfs.delete(disk / "gone")
+
+
+def test_a_full_file_system_is_no_space_and_named(disk: Path) -> None:
+    btrfs.create(disk / "sub")
+    with pytest.raises(NoSpace) as caught, btrfs.checked(disk / "sub"), open(disk / "sub/fill", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 600 * MIB)
+    assert str(disk) in caught.value.message
+    assert caught.value.remedy
+
+
+# ---------------------------------------------------------------- quotas
+
+
+@pytest.fixture
+def quotas(disk: Path) -> Path:
+    if not btrfs.quota_supported():
+        pytest.skip("the kernel has no simple quotas (Linux 6.7)")
+    return disk
+
+
+def _write(path: Path, size: int) -> None:
+    with btrfs.checked(path), open(path, "ab", buffering=0) as file:
+        for _ in range(size // MIB):
+            file.write(os.urandom(MIB))
+
+
+def test_writes_beyond_the_limit_fail_and_name_the_quota(quotas: Path) -> None:
+    assert btrfs.quota_mode(quotas) == "none"
+    btrfs.create(quotas / "limited")
+    btrfs.create(quotas / "free")
+    btrfs.set_limit(quotas / "limited", 20 * MIB)
+    assert btrfs.quota_mode(quotas) == "simple"
+    _write(quotas / "limited/file", 15 * MIB)
+    with pytest.raises(NoSpace, match="quota"):
+        _write(quotas / "limited/file", 15 * MIB)
+    with pytest.raises(OSError) as caught:
+        (quotas / "limited/other").write_bytes(os.urandom(6 * MIB))
+    assert caught.value.errno == errno.EDQUOT
+    _write(quotas / "free/file", 40 * MIB)
+
+
+def test_usage_is_counted_and_space_comes_back_by_deleting(quotas: Path) -> None:
+    btrfs.create(quotas / "limited")
+    assert btrfs.quota_usage(quotas / "limited") is None
+    btrfs.set_limit(quotas / "limited", 20 * MIB)
+    with pytest.raises(NoSpace):
+        _write(quotas / "limited/file", 30 * MIB)
+    btrfs.sync(quotas)
+    used = btrfs.quota_usage(quotas / "limited")
+    assert used is not None and 15 * MIB < used <= 20 * MIB
+    (quotas / "limited/file").unlink()
+    btrfs.sync(quotas)
+    _write(quotas / "limited/again", 15 * MIB)
+
+
+def test_a_limit_can_be_lifted(quotas: Path) -> None:
+    btrfs.create(quotas / "sub")
+    btrfs.set_limit(quotas / "sub", None)
+    assert btrfs.quota_mode(quotas) == "none"
+    btrfs.set_limit(quotas / "sub", 5 * MIB)
+    with pytest.raises(NoSpace):
+        _write(quotas / "sub/file", 10 * MIB)
+    btrfs.set_limit(quotas / "sub", None)
+    _write(quotas / "sub/file", 10 * MIB)
+
+
+def test_a_fresh_snapshot_owns_nothing_and_has_its_own_limit(quotas: Path) -> None:
+    btrfs.create(quotas / "live")
+    btrfs.set_limit(quotas / "live", 20 * MIB)
+    _write(quotas / "live/file", 15 * MIB)
+    btrfs.snapshot(quotas / "live", quotas / "clone", read_only=False)
+    btrfs.set_limit(quotas / "clone", 20 * MIB)
+    _write(quotas / "clone/more", 15 * MIB)
+    with pytest.raises(NoSpace):
+        _write(quotas / "clone/more", 15 * MIB)
+
+
+def test_a_kernel_without_simple_quotas_is_named(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(btrfs, "quota_supported", lambda: False)
+    btrfs.create(disk / "sub")
+    with pytest.raises(HostUnsuitable, match="quota"):
+        btrfs.set_limit(disk / "sub", MIB)
+    assert btrfs.quota_mode(disk) == "none"

@@ -1,0 +1,89 @@
+"""The place of an agent in its past: it is kept with the record, and what is late moves nobody."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crab.turns.place import Place
+from crab.turns.record import Record
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    return Record.open(tmp_path / "turns.db")
+
+
+def keeps(record: Record, body: bytes) -> Any:
+    return functools.partial(record.answered, status=200, headers={}, body=body, complete=True)
+
+
+def turn(record: Record, place: Place, *links: bytes) -> int:
+    assert place.step(links, "").kind == "ask"
+    made = record.begin("s1", chain=links, items=links)
+    record.protected(made.id, checkpoint=f"c{made.id}", turn=made.id, protection="durable")
+    place.answered(made.id, place.life, keeps(record, b"to " + links[-1]))
+    place.delivered(made.id)
+    return made.id
+
+
+def did(place: Place, command: bytes) -> None:
+    assert place.command(command)[0].kind == "run"
+    place.end(place.begin(command, place.life), b"result of " + command)
+
+
+def test_an_answer_of_an_earlier_life_moves_nobody(record: Record) -> None:
+    place = Place(record, "s1")
+    first = turn(record, place, b"a")
+    life = place.life
+    place.brought_back([f"c{first}"], f"c{first}", ask_again=True)
+    place.answered(first, life, keeps(record, b""))
+    assert place._standing.exchange == 0 and place.forwarding
+    place.answered(first, place.life, keeps(record, b""))
+    assert place._standing.exchange == first
+
+
+def test_a_fast_forward_goes_on_after_the_daemon_was_killed(record: Record) -> None:
+    place = Place(record, "s1")
+    turn(record, place, b"a")
+    did(place, b"x")
+    last = turn(record, place, b"a", b"b")
+    place.brought_back(["c1", f"c{last}"], f"c{last}", ask_again=False)
+    assert place.step([b"a"], "new").exchange == 1
+    again = Place(record, "s1")
+    assert again.forwarding
+    step, outcome = again.command(b"x")
+    assert step.kind == "replay" and outcome and outcome.result == b"result of x"
+    assert again.step([b"a", b"b"], "new").exchange == last and not again.forwarding
+
+
+def test_an_agent_that_is_behind_a_checkpoint_by_hand_has_not_caught_up_with_its_last_answer(record: Record) -> None:
+    place = Place(record, "s1")
+    turn(record, place, b"a")
+    did(place, b"x")
+    record.mark("s1", "by hand")
+    place.brought_back(["c1", "by hand"], "by hand", ask_again=False)
+    step = place.step([b"a"], "new")
+    assert step.kind == "replay" and not step.caught_up
+    assert place.command(b"x")[0].kind == "replay"
+    assert place.command(b"y")[0].kind == "run" and not place.forwarding
+
+
+def test_commands_of_agents_without_a_model_have_places_too_and_many_cost_no_more_than_few(record: Record) -> None:
+    place = Place(record, "s1")
+    for number in range(30):
+        did(place, b"%d" % number)
+    assert [one.index for one in record.outcomes.of("s1", 0)] == list(range(30))
+    assert record.outcomes.next_index("s1", 0) == 30 and record.outcomes.next_index("s1", 7) == 0
+
+
+def test_what_came_next_is_the_next_question_that_counts(record: Record) -> None:
+    place = Place(record, "s1")
+    numbers = [turn(record, place, *(b"%d" % n for n in range(length))) for length in (1, 2, 3)]
+    assert [one and one.id for one in map(place.after, (0, *numbers))] == [*numbers, None]
+    record.abandon(numbers[1])
+    after = place.after(numbers[0])
+    assert after and after.id == numbers[2] and place.next is None
