@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -729,11 +728,12 @@ service.handle({request})
 
 
 def killed(folder: Path, **words: str) -> None:
-    process = subprocess.Popen([sys.executable, "-c", WORK.format(**words), folder], stdout=subprocess.PIPE)
-    assert process.stdout
-    with process, process.stdout:
-        assert process.stdout.readline() == b"now\n"
-        process.send_signal(signal.SIGKILL)
+    command = [sys.executable, "-c", WORK.format(**words), folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        line = process.stdout.readline()
+        process.kill()
+        assert line == b"now\n", process.stderr.read().decode()
 
 
 def test_killed_in_the_middle(exported: Path, beside: Callable[[str], Path], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def reasons(decision: Decision | None) -> str:
 @pytest.fixture
 def folder(state_dir: Path) -> Path:
     """A state directory beside that of the other tests, whose owner has its tier already."""
-    return state_dir.parent / f"{state_dir.name}-killed"
+    return state_dir.parent / f"{state_dir.name}-other"
 
 
 def opened(folder: Path) -> Service:

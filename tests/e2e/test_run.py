@@ -84,7 +84,7 @@ class Home:
 
 @pytest.fixture
 def home(state_dir: Path, tmp_path: Path) -> Iterator[Home]:
-    folder = state_dir.parent / f"{state_dir.name}-killed"
+    folder = state_dir.parent / f"{state_dir.name}-other"
     with Service.open(folder) as service:
         if not any(image.name == "workloads" for image in service.handle(ask.ImageList())):
             service.handle(ask.ImageAdd(name="workloads", source="debian:bookworm"))
