@@ -285,6 +285,8 @@ class Timings(Struct, kw_only=True):
     publish_ms: float = 0.0
     total_ms: float = 0.0
     attempts: int = 1
+    queued_ms: float = 0.0
+    """Before all this: it waited for its turn among the work of the host."""
 
 
 class HostPrint(Struct, kw_only=True):
@@ -364,6 +366,62 @@ class Checkpoint(Struct, kw_only=True):
     image_fingerprint: str = ""
     decision: Decision | None = None
     """None: nobody asked what had changed (policy `always` or `files`)."""
+
+
+# ---------------------------------------------------------------- the engine
+
+
+class JobView(Struct, kw_only=True):
+    """Work on the checkpoints of one sandbox."""
+
+    kind: str
+    """`capture`, `restore` or `verify`."""
+    sandbox: str
+    urgency: str
+    """`urgent`: somebody waits for it; `normal`: somebody will; `background`: nobody will."""
+    waited_ms: float
+    runs_ms: float = 0.0
+    """0 if it has not begun."""
+    expected_ms: float = 0.0
+    """How long such a job of this sandbox took before."""
+    expected_bytes: int = 0
+    reason: str = ""
+    """Why it has not begun."""
+
+
+class EngineState(Struct, kw_only=True):
+    """What the host works on for checkpoints (docs/engine.md)."""
+
+    slots: int
+    """Jobs at once."""
+    unwritten: int
+    """Bytes that wait for the disk."""
+    most_unwritten: int
+    """Above that, jobs that write wait."""
+    running: tuple[JobView, ...] = ()
+    waiting: tuple[JobView, ...] = ()
+    done: dict[str, int] = {}
+    """Jobs by kind since the daemon began."""
+    queued_ms_p50: float = 0.0
+    """How long the last jobs waited for their turn."""
+    queued_ms_p99: float = 0.0
+
+
+class Drained(Struct, kw_only=True):
+    """What became of a sandbox when the host was drained."""
+
+    sandbox: str
+    """Its name."""
+    safe: bool
+    """Its newest checkpoint is durable, and was taken for this."""
+    checkpoint: str | None = None
+    """The newest one that there is."""
+    turn: int = 0
+    age_s: float = 0.0
+    """Of one that is not safe: how old its newest checkpoint is; 0 if it has none."""
+    paused: bool = False
+    why: str = ""
+    """Why it is not safe."""
 
 
 # ---------------------------------------------------------------- models

@@ -63,6 +63,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Images and host": {
         "image": ("image:image", "Add, list, show, remove and build images."),
         "commit": ("image:commit", "Make an image of a sandbox's files."),
+        "jobs": ("jobs:jobs", "Show what the host works on for checkpoints, and what waits."),
+        "drain": ("jobs:drain", "Make every running sandbox safe before the machine goes."),
         "doctor": ("doctor:doctor", "Say what this machine offers, and how to get what it lacks."),
         "daemon": ("daemon:daemon", "Run, stop or look at the daemon."),
         "replay": ("crab.replay.cli:replay", "Run a recorded trajectory, with faults if wanted."),

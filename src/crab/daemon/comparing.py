@@ -108,7 +108,8 @@ def verify_checkpoint(core: Core, request: ask.Verify) -> Verification:
         1,
     )
     try:
-        result = verify(core.ground, manifest, with_processes, scratch)
+        with core.engine.job("verify", record.id):
+            result = verify(core.ground, manifest, with_processes, scratch)
     finally:
         scratch.destroy("the trial is over")
     core.update_checkpoint(

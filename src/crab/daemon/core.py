@@ -21,6 +21,7 @@ from crab.checkpoint import manifest as manifests
 from crab.checkpoint.ground import Ground, caches_folder
 from crab.checkpoint.manifest import Manifest
 from crab.daemon.registry import Broken, Record, Registry
+from crab.engine.engine import Engine
 from crab.errors import Busy, CrabError, HostUnsuitable, WrongState
 from crab.host.cgroups import Cgroup, CgroupRoots
 from crab.host.criu import default_private_dir, find_criu
@@ -58,6 +59,7 @@ class Core:
         registry: Registry,
         inspector: Inspector,
         coordinator: Coordinator,
+        engine: Engine,
     ) -> None:
         self.state_dir = state_dir
         self.pool = pool
@@ -67,6 +69,7 @@ class Core:
         self.registry = registry
         self.inspector = inspector
         self.coordinator = coordinator
+        self.engine = engine
         self.images = ImageStore(pool, state_dir / "cache")
         self.steps: dict[str, str] = {}
         """What is being done for each image that is being made."""
@@ -110,7 +113,7 @@ class Core:
             undo.callback(inspector.close)
             coordinator = Coordinator(state_dir)
             nat = Nat(owner, state_dir / "network")
-            core = cls(state_dir, lock, pool, cgroups, nat, ground, registry, inspector, coordinator)
+            core = cls(state_dir, lock, pool, cgroups, nat, ground, registry, inspector, coordinator, Engine())
             core.sweep()
             undo.pop_all()
             return core
@@ -167,6 +170,8 @@ class Core:
         A turn that is being made safe is nobody's wish but Crab's: it is waited for.
         """
         record = self.registry.find(name)
+        if what != TURN:
+            self.engine.hurry(record.id)  # whatever it does, somebody waits for its end now
         with self._mutex:
             self._free.wait_for(lambda: self._busy.get(record.id) != TURN or what == TURN, TURN_SECONDS)
             if other := self._busy.get(record.id):
@@ -275,6 +280,11 @@ class Core:
         manifest = msgspec.structs.replace(self.manifest(checkpoint.id), checkpoint=checkpoint)
         self.ground.store.rewrite_manifest(checkpoint.id, manifests.encode(manifest))
         return self.registry.index(checkpoint)
+
+    def forget(self, sandbox: str) -> None:
+        """A sandbox is gone, and what only its past was good for."""
+        self.coordinator.forget(sandbox)
+        self.engine.forget(sandbox)
 
     def users_of_image(self, name: str) -> list[str]:
         """What is based on an image, in words."""

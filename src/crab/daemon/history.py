@@ -7,9 +7,9 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
@@ -26,6 +26,7 @@ from crab.daemon.judging import judged
 from crab.daemon.lifecycle import needed_checkpoints
 from crab.daemon.past import note_checkpoint, note_fork, note_return, returning
 from crab.daemon.registry import Record
+from crab.engine.jobs import Urgency
 from crab.errors import AlreadyExists, InUse, InvalidRequest, NotCapturable, NotFound, WrongState
 from crab.inspector.inspector import Observation
 from crab.model import Checkpoint, CheckpointKind, Decision, PolicyName, Return, Sandbox, State, Struct, Timings
@@ -52,23 +53,54 @@ def take_checkpoint(core: Core, request: ask.TakeCheckpoint) -> Checkpoint:
 
 
 def checkpoint_of(
-    core: Core, record: Record, label: str, policy: PolicyName, durable: bool, needs: Set[int] = frozenset()
+    core: Core,
+    record: Record,
+    label: str,
+    policy: PolicyName,
+    durable: bool,
+    needs: Set[int] = frozenset(),
+    urgency: Urgency = Urgency.URGENT,
+    seconds: float | None = None,
 ) -> Checkpoint:
     """The same for a caller that holds the sandbox's operation.
 
     `needs` are processes, by their number inside. If none of them runs any more when it is captured, it would be worth
-    nothing: `NotCapturable`, and the head stays.
+    nothing: `NotCapturable`, and the head stays. `Busy` if it could not begin within so many `seconds`.
     """
-    incarnation = core.running(record, "checkpoint")
+    with core.engine.job("capture", record.id, urgency, seconds) as place:
+        incarnation = core.running(record, "checkpoint")
+        checkpoint, settled = _published(core, record, incarnation, _Wish(label, policy, needs), place.queued_ms)
+        place.writes = checkpoint.process_bytes if checkpoint.processes_from == checkpoint.id else 0
+    if durable:
+        core.ground.store.commit(checkpoint.id)
+    core.registry.advance(
+        msgspec.structs.replace(record, head=checkpoint.id, turn=checkpoint.turn), checkpoint, durable
+    )
+    settled()
+    return checkpoint
+
+
+class _Wish(NamedTuple):
+    """What a checkpoint is to be."""
+
+    label: str
+    policy: PolicyName
+    needs: Set[int]
+
+
+def _published(
+    core: Core, record: Record, incarnation: Incarnation, wish: _Wish, queued_ms: float
+) -> tuple[Checkpoint, Callable[[], None]]:
+    """A new checkpoint, and how the inspector is told of it once it is the head."""
     begin = time.perf_counter()
     core.pool.require(1 << 20, "a checkpoint")
-    decides = policy in ("adaptive", "oracle")
+    decides = wish.policy in ("adaptive", "oracle")
     decision = core.inspector.decide(incarnation, record.head) if decides else None
     watching = core.inspector.observe(incarnation)
     with core.ground.store.staging(new_id("c")) as staging:
-        made = _taken(core, record, incarnation, staging, policy, decision, watching)
+        made = _taken(core, record, incarnation, staging, wish.policy, decision, watching)
         seen = made.captured.evidence.processes
-        if needs and seen and needs.isdisjoint(process.pid for process in seen if not process.ended):
+        if wish.needs and seen and wish.needs.isdisjoint(process.pid for process in seen if not process.ended):
             raise NotCapturable(
                 "the agent ended before it was captured", remedy="`crab recover --force` brings it back"
             )
@@ -79,7 +111,7 @@ def checkpoint_of(
             kind=made.kind,
             created=time.time(),
             parent=record.head,
-            label=label,
+            label=wish.label,
             processes_from=made.processes_from,
             files_from=made.files_from,
             process_bytes=made.captured.process_bytes,
@@ -92,7 +124,10 @@ def checkpoint_of(
         now = time.perf_counter()
         spent = made.captured.timings.total_ms
         timings = msgspec.structs.replace(
-            made.captured.timings, publish_ms=(now - begin) * 1e3 - spent, total_ms=(now - begin) * 1e3
+            made.captured.timings,
+            publish_ms=(now - begin) * 1e3 - spent,
+            total_ms=(now - begin) * 1e3,
+            queued_ms=queued_ms,
         )
         checkpoint = msgspec.structs.replace(checkpoint, timings=timings)
         manifest = Manifest(
@@ -109,17 +144,15 @@ def checkpoint_of(
             evidence=made.captured.evidence,
         )
         core.ground.store.publish(staging, manifests.encode(manifest))
-    if durable:
-        core.ground.store.commit(checkpoint.id)
-    core.registry.advance(
-        msgspec.structs.replace(record, head=checkpoint.id, turn=checkpoint.turn), checkpoint, durable
-    )
-    if made.kind == "none":
-        core.inspector.unchanged(incarnation.key, checkpoint)
-    elif watching:
-        watching.published(checkpoint, made.captured.bound_to_files)
-        core.later(lambda: core.inspector.settle(incarnation))
-    return checkpoint
+
+    def settled() -> None:
+        if made.kind == "none":
+            core.inspector.unchanged(incarnation.key, checkpoint)
+        elif watching:
+            watching.published(checkpoint, made.captured.bound_to_files)
+            core.later(lambda: core.inspector.settle(incarnation))
+
+    return checkpoint, settled
 
 
 class _Taken(Struct, kw_only=True):
@@ -224,7 +257,8 @@ def bring_back(core: Core, record: Record, checkpoint: Checkpoint, files_only: b
         msgspec.structs.replace(record, spec=manifest.spec, runtime=manifest.runtime), next_generation(core, record)
     )
     try:
-        restore(core.ground, manifest, with_processes, incarnation)
+        with core.engine.job("restore", record.id):
+            restore(core.ground, manifest, with_processes, incarnation)
         settle.part_network(incarnation)
     except BaseException:
         incarnation.destroy("the restore failed")
@@ -384,7 +418,8 @@ def fork(core: Core, request: ask.Fork) -> tuple[Sandbox, ...]:
             incarnation = core.life(record)
             made.append((record, incarnation))
         note_fork(core, source, record, checkpoint.id)
-        restore(core.ground, manifest, with_processes, incarnation)
+        with core.engine.job("restore", source.id):
+            restore(core.ground, manifest, with_processes, incarnation)
         core.inspector.restored(incarnation, checkpoint, alone=is_alone(with_processes))
         settle.identity(incarnation, record.id)
         core.inspector.wrote(incarnation.key, "the clone was given a name and a machine id of its own")
@@ -398,7 +433,7 @@ def fork(core: Core, request: ask.Fork) -> tuple[Sandbox, ...]:
         for record, incarnation in made:
             with contextlib.suppress(Exception):
                 incarnation.destroy("the fork failed")
-            core.coordinator.forget(record.id)
+            core.forget(record.id)
             core.registry.remove(record.id)
             core.switch(record, None)
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from crab.daemon import history
@@ -15,12 +16,30 @@ from crab.daemon.core import TURN, TURN_SECONDS, Core
 from crab.daemon.past import note_checkpoint, note_return, returning
 from crab.daemon.requests import Request
 from crab.daemon.tools import Kit
+from crab.engine.engine import Engine
+from crab.engine.jobs import Urgency
 from crab.errors import Busy, CrabError
 from crab.model import ModelAccess
-from crab.turns.protection import Safety
+from crab.turns.protection import Haste, Safety
 
 BUSY_SECONDS = 0.02
 log = logging.getLogger("crab.turns")
+
+
+class _Haste(Haste):
+    """Tells the engine."""
+
+    def __init__(self, engine: Engine, sandbox: str) -> None:
+        self._engine, self._sandbox = engine, sandbox
+
+    def answered(self, seconds: float) -> None:
+        self._engine.answered(self._sandbox, seconds)
+
+    def awaited(self) -> AbstractContextManager[None]:
+        return self._engine.awaited(self._sandbox)
+
+    def why_not_yet(self) -> str:
+        return self._engine.why(self._sandbox)
 
 
 class Keeper:
@@ -48,6 +67,10 @@ class Keeper:
         return protected(
             self._core, sandbox, durable=access.gate == "durable", seconds=access.hold, waits=access.gate != "none"
         )
+
+    def haste(self, sandbox: str) -> _Haste:
+        """Where to say how urgent that is."""
+        return _Haste(self._core.engine, sandbox)
 
     def tools(self, sandbox: str) -> Kit:
         """What an agent inside may do with its sandbox."""
@@ -84,7 +107,8 @@ def protected(
                 agents = set() if marks else core.life(record).agent_pids()
                 if agents is None:  # its last safe turn is worth more than one without it
                     return Safety(protection="unprotected", why="the agent ended before its turn was safe")
-                made = history.checkpoint_of(core, record, "", "adaptive", durable, agents)
+                urgency = Urgency.URGENT if marks else Urgency.NORMAL  # of a question, the answer will say when it is
+                made = history.checkpoint_of(core, record, "", "adaptive", durable, agents, urgency)
                 if marks:
                     note_checkpoint(core, record, made)
             kind = "none" if not waits else "durable" if durable else "captured"

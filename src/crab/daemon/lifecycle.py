@@ -263,7 +263,7 @@ def remove(core: Core, request: ask.Remove) -> ask.Removed:
         life.group.remove()
         core.registry.remove(record.id)
         core.switch(record, None)
-        core.coordinator.forget(record.id)
+        core.forget(record.id)
         if life.files.exists():
             core.discard_later(life.files)
         return _removed(core, record.id, record.name)
@@ -284,7 +284,7 @@ def _give_up(core: Core, broken: Broken) -> ask.Removed:
         group.kill()
         group.remove()
     core.registry.remove(broken.id)
-    core.coordinator.forget(broken.id)
+    core.forget(broken.id)
     for folder in core.pool.live.glob(f"{broken.id}.*"):
         core.discard_later(folder)
     return _removed(core, broken.id, broken.name)

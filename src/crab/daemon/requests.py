@@ -15,6 +15,8 @@ from crab.model import (
     Conversation,
     Decision,
     Difference,
+    Drained,
+    EngineState,
     Exchange,
     ExecResult,
     ExecSpec,
@@ -381,6 +383,24 @@ class Explain(Request, kw_only=True):
     returns = Decision
     sandbox: str
     ref: str = ""
+
+
+class Jobs(Request, kw_only=True):
+    """What the host works on for checkpoints: what runs, what waits for its turn, and why."""
+
+    operation = "jobs"
+    returns = EngineState
+
+
+class Drain(Request, kw_only=True):
+    """Make every running sandbox safe before the machine goes: as many as the time allows, and say which are not."""
+
+    operation = "drain"
+    returns = tuple[Drained, ...]
+    seconds: Seconds = 30.0
+    """What has not begun by then is not done."""
+    pause: bool = False
+    """Let nothing run in a sandbox from its capture on."""
 
 
 class Turns(Request, kw_only=True):

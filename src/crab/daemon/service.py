@@ -16,7 +16,19 @@ from typing import Any, cast
 import msgspec
 
 from crab import __version__
-from crab.daemon import archiving, catalogue, comparing, conversing, history, lifecycle, shells, steps, transfer, trying
+from crab.daemon import (
+    archiving,
+    catalogue,
+    comparing,
+    conversing,
+    draining,
+    history,
+    lifecycle,
+    shells,
+    steps,
+    transfer,
+    trying,
+)
 from crab.daemon import requests as ask
 from crab.daemon.core import Core
 from crab.daemon.dispatch import Answer, answers, collect
@@ -186,5 +198,5 @@ def command_list(core: Core, request: ask.CommandList) -> tuple[ExecStatus, ...]
 
 
 _ANSWERS: dict[type[ask.Request], Answer] = collect(
-    archiving, catalogue, comparing, conversing, history, lifecycle, shells, transfer, sys.modules[__name__]
+    archiving, catalogue, comparing, conversing, draining, history, lifecycle, shells, transfer, sys.modules[__name__]
 )

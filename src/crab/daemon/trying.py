@@ -91,7 +91,8 @@ def _bring_up(
     """Restore it without its agent running: that would take the fork for its sandbox. (It keeps the name and the machine id of
     its source, so that nothing but the command changes a file.)"""
     manifest, with_processes = saved
-    restore(core.ground, manifest, with_processes, life, stopped=bool(agents))
+    with core.engine.job("restore", record.id):
+        restore(core.ground, manifest, with_processes, life, stopped=bool(agents))
     for pid in life.host_pids() if agents else ():
         with contextlib.suppress(ProcessLookupError):
             if processes.inner_pid(pid) not in agents:

@@ -116,6 +116,14 @@ class AsyncHost:
         """All sandboxes, oldest first."""
         return [self._of(found) for found in await self.call(ask.SandboxList())]
 
+    async def jobs(self) -> model.EngineState:
+        """What the host works on for checkpoints: what runs, what waits for its turn, and why."""
+        return await self.call(ask.Jobs())
+
+    async def drain(self, seconds: float = 30.0, *, pause: bool = False) -> tuple[model.Drained, ...]:
+        """Make every running sandbox safe before the machine goes; with `pause` nothing runs in one from its capture on."""
+        return await self.call(ask.Drain(seconds=seconds, pause=pause))
+
     async def import_archive(
         self, path: words.Path, name: str = "", *, allow_host: bool = False, limit: int | None = None
     ) -> AsyncSandbox:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from crab.errors import Damaged, NotFound
@@ -24,6 +24,7 @@ from crab.host import btrfs, ext4
 from crab.host.fingerprint import file_digest
 from crab.host.pool import Pool
 from crab.model import Artefact
+from crab.store.commits import Commits
 from crab.store.growing import Growing
 
 MANIFEST = "manifest.json"
@@ -72,6 +73,7 @@ class LocalStore:
         self._pool = pool
         self._folder = pool.checkpoints
         self._process = pool.state_dir / "process"
+        self._commits = Commits(self._commit)
         self._process.mkdir(mode=0o711, exist_ok=True)
         ext4.spread(self._process)  # CRIU makes its files while a sandbox stands still
 
@@ -96,15 +98,18 @@ class LocalStore:
         return target
 
     def commit(self, identity: str) -> None:
-        """Make a published checkpoint (and all before it) survive a crash of the host."""
-        folder = self.process(identity)
-        if folder.is_dir():
-            for path in (*folder.iterdir(), folder):
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
+        """Make a published checkpoint (and all before it) survive a crash of the host. Several at once share the work."""
+        self._commits.join(identity)
+
+    def _commit(self, identities: Sequence[str]) -> None:
+        for folder in map(self.process, identities):
+            if folder.is_dir():
+                for path in (*folder.iterdir(), folder):
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    try:
+                        os.fsync(fd)
+                    finally:
+                        os.close(fd)
         btrfs.commit(self._pool.root)
 
     def process(self, identity: str) -> Path:

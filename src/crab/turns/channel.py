@@ -353,6 +353,8 @@ class Channel:
             )
             return
         whole = time.perf_counter()
+        if main:
+            self._protection.haste.answered(whole - begun)
         delivery.ended(reader.complete)
         if not reader.complete:
             log.warning("%s: the model's answer was cut", self.sandbox)
@@ -379,10 +381,13 @@ class Channel:
 
     async def _held(self, delivery: Delivery, number: asyncio.Future[int | None]) -> None:
         """Wait until the turn is safe, but not for ever."""
+        haste = self._protection.haste
         try:
-            await asyncio.wait_for(asyncio.shield(delivery.safe), self.access.hold)
+            with haste.awaited():
+                await asyncio.wait_for(asyncio.shield(delivery.safe), self.access.hold)
         except TimeoutError:
-            why = f"the turn was not safe within {self.access.hold:g} s"
+            jam = haste.why_not_yet()
+            why = f"the turn was not safe within {self.access.hold:g} s" + (f": {jam}" if jam else "")
             log.warning("%s: %s; the answer goes out all the same", self.sandbox, why)
             if (known := await number) is not None:
                 self._given_up.add(known)

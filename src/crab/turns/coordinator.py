@@ -31,7 +31,7 @@ from crab.turns.channel import Channel
 from crab.turns.mcp import Desk, Tools
 from crab.turns.mock import Mock
 from crab.turns.place import Place
-from crab.turns.protection import Protection, Safety
+from crab.turns.protection import Haste, Protection, Safety
 from crab.turns.record import Record
 from crab.turns.upstream import Real, Replay, Upstream, session
 
@@ -61,6 +61,10 @@ class Keeper(Protocol):
 
     def protect(self, sandbox: str) -> Safety:
         """Make it safe as it is now."""
+        ...
+
+    def haste(self, sandbox: str) -> Haste:
+        """Where to say how urgent that is."""
         ...
 
     def bring_back(self, sandbox: str, checkpoint: str) -> None:
@@ -243,7 +247,7 @@ class Coordinator:
             self._record,
             self.place(sandbox),
             self._upstream(sandbox, access),
-            Protection(lambda: keeper.protect(sandbox)),
+            Protection(lambda: keeper.protect(sandbox), keeper.haste(sandbox)),
             lambda checkpoint: keeper.bring_back(sandbox, checkpoint),
             Desk(keeper.tools(sandbox), self.place(sandbox)) if access.tools else None,
         )

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 from crab.model import Struct
 
 ProtectionKind = Literal["durable", "captured", "none", "unprotected"]
 """How safe a turn is: it would survive a crash of the host, or of the sandbox; nobody waited for it; it is not safe."""
-_CAPTURES = ThreadPoolExecutor(256, "crab-protect")
-"""Apart from the threads that write the record: a capture may wait for a minute, and an answer of another sandbox need not."""
+_CAPTURES = ThreadPoolExecutor(4096, "crab-protect")
+"""One for each sandbox that waits for its turn, else those that are beyond would not even be in the queue. Apart from the
+threads that write the record: a capture may wait for a minute, and an answer of another sandbox need not."""
 
 
 class Safety(Struct, kw_only=True):
@@ -29,11 +31,27 @@ class Safety(Struct, kw_only=True):
     """Of a turn that is not as safe as its policy wants."""
 
 
+class Haste:
+    """Where to say how urgent it is that a sandbox becomes safe. Its methods do not block. (This one tells nobody.)"""
+
+    def answered(self, seconds: float) -> None:
+        """The model took so long: how much time there may be the next time."""
+
+    def awaited(self) -> AbstractContextManager[None]:
+        """For the length of the block somebody waits for it."""
+        return nullcontext()
+
+    def why_not_yet(self) -> str:
+        """What it waits for; empty if it is under way."""
+        return ""
+
+
 class Protection:
     """See the module. Used within one event loop; `work` blocks, so it runs in a thread."""
 
-    def __init__(self, work: Callable[[], Safety]) -> None:
+    def __init__(self, work: Callable[[], Safety], haste: Haste | None = None) -> None:
         """`work` makes the sandbox safe as it is when it is called. What it raises becomes `unprotected`."""
+        self.haste = haste or Haste()
         self._work = work
         self._next: asyncio.Future[Safety] | None = None
         self._worker: asyncio.Task[None] | None = None

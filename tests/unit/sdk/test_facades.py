@@ -74,6 +74,8 @@ class AsyncRecording(Recording):
 
 HOST_CALLS: dict[str, tuple[Callable[[Any], Any], ask.Request]] = {
     "about": (lambda h: h.about(), ask.About()),
+    "jobs": (lambda h: h.jobs(), ask.Jobs()),
+    "drain": (lambda h: h.drain(5, pause=True), ask.Drain(seconds=5, pause=True)),
     "doctor": (lambda h: h.doctor(), ask.Doctor()),
     "create": (
         lambda h: h.create(

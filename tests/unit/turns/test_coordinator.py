@@ -21,7 +21,7 @@ from crab.errors import InvalidRequest, WrongState
 from crab.model import ModelAccess
 from crab.turns import coordinator
 from crab.turns.coordinator import Coordinator, check_upstream
-from crab.turns.protection import Safety
+from crab.turns.protection import Haste, Safety
 from crab.turns.record import Record
 
 
@@ -38,6 +38,9 @@ class Keeper:
     def protect(self, sandbox: str) -> Safety:
         self.calls += 1
         return Safety(protection="durable", checkpoint=f"{sandbox}.{self.calls}", turn=self.calls)
+
+    def haste(self, sandbox: str) -> Haste:
+        return Haste()
 
     def bring_back(self, sandbox: str, checkpoint: str) -> None:
         raise AssertionError("nobody wants that here")

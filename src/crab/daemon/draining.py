@@ -1,0 +1,75 @@
+"""The work of the engine, and how a host is left: `jobs`, `drain`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from crab.daemon import requests as ask
+from crab.daemon.core import Core
+from crab.daemon.dispatch import answers
+from crab.daemon.history import checkpoint_of
+from crab.daemon.past import note_checkpoint
+from crab.daemon.registry import Record
+from crab.errors import Busy, CrabError, InvalidRequest
+from crab.model import Drained, EngineState, State
+
+BUSY_SECONDS = 0.02
+log = logging.getLogger("crab.drain")
+
+
+@answers(ask.Jobs)
+def jobs(core: Core, request: ask.Jobs) -> EngineState:
+    """What the host works on for checkpoints, sandboxes by their names."""
+    names = {record.id: record.name for record in core.registry.all()}
+    state = core.engine.state()
+    named = {
+        part: tuple(msgspec.structs.replace(view, sandbox=names.get(view.sandbox, view.sandbox)) for view in views)
+        for part, views in (("running", state.running), ("waiting", state.waiting))
+    }
+    return msgspec.structs.replace(state, **named)
+
+
+@answers(ask.Drain)
+def drain(core: Core, request: ask.Drain) -> tuple[Drained, ...]:
+    """Make every running sandbox safe. They are all urgent, so the engine takes the shortest first: that saves most of them."""
+    if request.seconds <= 0:
+        raise InvalidRequest(f"a deadline of {request.seconds:g} s makes no sense", remedy="give some seconds")
+    end = time.monotonic() + request.seconds
+    records = [record for record in core.registry.all() if core.view(record).state == State.RUNNING]
+    if not records:
+        return ()
+    with ThreadPoolExecutor(len(records), "crab-drain") as pool:
+        found = tuple(pool.map(lambda record: _drained(core, record, end, request.pause), records))
+    late = [one.sandbox for one in found if not one.safe]
+    log.info(
+        "%d of %d sandboxes are safe%s", len(found) - len(late), len(found), f", not: {', '.join(late)}" if late else ""
+    )
+    return found
+
+
+def _drained(core: Core, record: Record, end: float, pause: bool) -> Drained:
+    """Take a checkpoint, and say what came of it; never raises `CrabError`."""
+    why = ""
+    while not why:
+        try:
+            left = max(end - time.monotonic(), 0.0)
+            with core.operation(record.id, "drain") as record:
+                made = checkpoint_of(core, record, "", "adaptive", durable=True, seconds=left)
+                if pause:
+                    core.life(record).group.freeze()
+                    core.registry.save(msgspec.structs.replace(core.registry.find(record.id), wanted=State.PAUSED))
+                note_checkpoint(core, record, made)
+                return Drained(sandbox=record.name, safe=True, checkpoint=made.id, turn=made.turn, paused=pause)
+        except Busy as error:
+            if time.monotonic() > end:
+                why = error.message
+            time.sleep(BUSY_SECONDS)
+        except CrabError as error:
+            why = error.message
+    head = core.registry.checkpoint(record.head) if record.head else None
+    age = time.time() - head.created if head else 0.0
+    return Drained(sandbox=record.name, safe=False, checkpoint=record.head, turn=record.turn, age_s=age, why=why)
