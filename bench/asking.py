@@ -160,8 +160,9 @@ def process(*words: str) -> Iterator[tuple[int, str]]:
 
 
 @contextlib.contextmanager
-def daemon(state: Path) -> Iterator[tuple[int, crab.Host]]:
-    """A daemon of its own, so that its time and memory are told apart from those of the bench."""
+def daemon(state: Path, keep: bool = False) -> Iterator[tuple[int, crab.Host]]:
+    """A daemon of its own, so that its time and memory are told apart from those of the bench. It removes the sandboxes that are
+    there, unless told to `keep` them."""
     address = state / "bench.sock"
     with subprocess.Popen(
         [sys.executable, "-m", "crab.cli", "--state", str(state), "--socket", str(address), "daemon", "run"],
@@ -176,7 +177,7 @@ def daemon(state: Path) -> Iterator[tuple[int, crab.Host]]:
                 with contextlib.suppress(DaemonUnavailable), crab.connect(address):
                     break
             with log, crab.connect(address) as host:
-                for left in host.sandboxes():
+                for left in () if keep else host.sandboxes():
                     left.remove(force=True)
                 yield program.pid, host
         finally:

@@ -17,6 +17,7 @@ from crab.daemon.core import Core, new_id
 from crab.daemon.dispatch import answers
 from crab.daemon.history import checked, find
 from crab.daemon.registry import Record
+from crab.engine.jobs import Urgency
 from crab.errors import Damaged, Incompatible, NotFound
 from crab.host import btrfs
 from crab.model import Checkpoint, Difference, Proof, SandboxSpec, State, Verification
@@ -93,7 +94,11 @@ def _live(core: Core, record: Record) -> Iterator[tuple[dict[str, Tree], Evidenc
 def verify_checkpoint(core: Core, request: ask.Verify) -> Verification:
     """Prove that a checkpoint can be restored to what was captured, or say why not; the result is kept with it."""
     record = core.registry.find(request.sandbox)
-    checkpoint = find(core, record, request.ref)
+    return verified(core, record, find(core, record, request.ref))
+
+
+def verified(core: Core, record: Record, checkpoint: Checkpoint, urgency: Urgency = Urgency.URGENT) -> Verification:
+    """The same of a checkpoint of a sandbox. Raises `NotFound` if it is removed meanwhile."""
     try:
         manifest, with_processes = checked(core, checkpoint)
     except (Damaged, Incompatible) as error:
@@ -108,7 +113,7 @@ def verify_checkpoint(core: Core, request: ask.Verify) -> Verification:
         1,
     )
     try:
-        with core.engine.job("verify", record.id):
+        with core.engine.job("verify", record.id, urgency):
             result = verify(core.ground, manifest, with_processes, scratch)
     finally:
         scratch.destroy("the trial is over")

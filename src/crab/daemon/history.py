@@ -29,7 +29,7 @@ from crab.daemon.registry import Record
 from crab.engine.jobs import Urgency
 from crab.errors import AlreadyExists, InUse, InvalidRequest, NotCapturable, NotFound, WrongState
 from crab.inspector.inspector import Observation
-from crab.model import Checkpoint, CheckpointKind, Decision, PolicyName, Return, Sandbox, State, Struct, Timings
+from crab.model import Checkpoint, CheckpointKind, Decision, PolicyName, Proof, Return, Sandbox, State, Struct, Timings
 from crab.sandbox import box, settle
 from crab.sandbox.incarnation import Incarnation
 from crab.store.local import Staging
@@ -119,6 +119,7 @@ def _published(
             image=record.spec.image,
             image_fingerprint=record.image_fingerprint,
             decision=made.decision,
+            proof=made.proof,
         )
         artefacts = staging.artefacts()
         now = time.perf_counter()
@@ -163,6 +164,8 @@ class _Taken(Struct, kw_only=True):
     processes_from: str | None
     files_from: str = ""
     decision: Decision | None = None
+    proof: Proof = Proof()
+    """Of one that is made of exactly what another is."""
 
 
 def _taken(
@@ -180,6 +183,8 @@ def _taken(
         captured = capture(core.ground, incarnation, staging, "files", frozen)
         return _Taken(kind="files", captured=captured, processes_from=None)
     head = core.registry.checkpoint(record.head) if record.head else None
+    if decision and head and decision.kind != "full" and (why := failed(core, head)):
+        decision = msgspec.structs.replace(decision, kind="full", reasons=(*decision.reasons, why))
     if policy == "oracle" and decision:
         captured, decision = judged(core, incarnation, staging, head, decision, frozen)
         return _Taken(kind="full", captured=captured, processes_from=staging.path.name, decision=decision)
@@ -190,6 +195,7 @@ def _taken(
             processes_from=head.processes_from,
             files_from=head.files_from or head.id,
             decision=decision,
+            proof=head.proof,
         )
     if decision and head and watching and decision.kind == "files":
         if watching.begin() and (timings := snapshot(incarnation, staging, watching.quiet)):
@@ -200,6 +206,15 @@ def _taken(
     captured = capture(core.ground, incarnation, staging, "full", frozen)
     kind = decision.kind if decision else "full"
     return _Taken(kind=kind, captured=captured, processes_from=staging.path.name, decision=decision)
+
+
+def failed(core: Core, head: Checkpoint) -> str:
+    """Why nothing can stand in from a checkpoint: what it is made of was tried, and cannot be restored. Empty if it can."""
+    for identity in dict.fromkeys((head.id, head.files_from, head.processes_from)):
+        found = core.registry.checkpoint(identity) if identity else None
+        if found is not None and found.proof.verdict == "failed":
+            return f"checkpoint {found.id}, which would stand in, cannot be restored: {found.proof.reason}"
+    return ""
 
 
 @answers(ask.Explain)

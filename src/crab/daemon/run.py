@@ -39,7 +39,7 @@ def serve(state_dir: Path, socket_path: Path) -> None:
     _many_descriptors()
     listener = listen(socket_path)
     try:
-        with Service.open(state_dir) as service:
+        with Service.open(state_dir) as service, contextlib.closing(service.proving()):
             asyncio.run(_serve(service, listener, socket_path))
     finally:
         listener.close()

@@ -34,6 +34,7 @@ from crab.daemon.core import Core
 from crab.daemon.dispatch import Answer, answers, collect
 from crab.daemon.door import checked, checked_command
 from crab.daemon.keeper import Keeper
+from crab.daemon.proving import Proving
 from crab.errors import CrabError, InvalidRequest, NotFound, SandboxGone
 from crab.model import ExecResult, ExecSpec, ExecStatus, Trial
 from crab.sandbox.command import Command
@@ -61,6 +62,10 @@ class Service:
             core.close()
             raise
         return service
+
+    def proving(self) -> Proving:
+        """Prove checkpoints in the background until that is closed."""
+        return Proving(self._core)
 
     def handle(self, request: ask.Request) -> Any:
         """The answer to a request, of its type `returns`. Raises the errors of the operation."""

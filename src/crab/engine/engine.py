@@ -43,7 +43,6 @@ class Place:
     job: Job
     begins: threading.Event
     began: float = 0.0
-    reason: str = ""
     writes: int = 0
     """Bytes that it really wrote; whoever does the job says so."""
 
@@ -88,9 +87,8 @@ class Engine:
         place = self._join(kind, sandbox, urgency)
         try:
             if not place.begins.wait(seconds):
-                raise Busy(
-                    f"its turn had not come after {seconds:g} s: {place.reason}", remedy="`crab jobs` shows the queue"
-                )
+                why = self.why(sandbox)
+                raise Busy(f"its turn had not come after {seconds:.1f} s: {why}", remedy="`crab jobs` shows the queue")
             self._mine.busy = True
             with _nice() if urgency == Urgency.BACKGROUND else contextlib.nullcontext():
                 yield place
@@ -132,9 +130,16 @@ class Engine:
             self._choose(now)
 
     def _choose(self, now: float) -> None:
-        """Let those begin whose turn it is. Under the lock."""
-        if not self._waiting:
+        """Let those begin whose turn it is. Under the lock. Quick when there is no slot: whatever happens comes by here."""
+        if not self._waiting or len(self._running) >= self.slots:
             return
+        for number in self._choice(now).begin:
+            place = self._running[number] = self._waiting.pop(number)
+            place.began = now
+            self._queued.append(place.queued_ms)
+            place.begins.set()
+
+    def _choice(self, now: float) -> Choice:
         waiting = tuple(place.job for place in self._waiting.values())
         queue = Queue(
             now=now,
@@ -143,17 +148,7 @@ class Engine:
             unwritten=self._unwritten() if any(job.writes for job in waiting) else 0,
             served={job.sandbox: self._served.of(job.sandbox, now) for job in waiting},
         )
-        choice = choose(queue, Capacity(slots=self.slots, unwritten=self._most_unwritten()))
-        for number in choice.begin:
-            place = self._running[number] = self._waiting.pop(number)
-            place.began = now
-            self._queued.append(place.queued_ms)
-            place.begins.set()
-        self._explain(choice)
-
-    def _explain(self, choice: Choice) -> None:
-        for number, reason in choice.reasons.items():
-            self._waiting[number].reason = reason
+        return choose(queue, Capacity(slots=self.slots, unwritten=self._most_unwritten()))
 
     # ---- who waits for what
 
@@ -191,7 +186,8 @@ class Engine:
     def why(self, sandbox: str) -> str:
         """What a job of a sandbox waits for; empty if none waits."""
         with self._lock:
-            return next((place.reason for place in self._waiting.values() if place.job.sandbox == sandbox), "")
+            mine = next((number for number, place in self._waiting.items() if place.job.sandbox == sandbox), 0)
+            return self._choice(self._clock()).reasons.get(mine, "") if mine else ""
 
     def forget(self, sandbox: str) -> None:
         """A sandbox is gone."""
@@ -206,19 +202,20 @@ class Engine:
         with self._lock:
             now = self._clock()
             queued = sorted(self._queued)
+            reasons = self._choice(now).reasons
             return EngineState(
                 slots=self.slots,
                 unwritten=self._unwritten(),
                 most_unwritten=self._most_unwritten(),
-                running=tuple(_view(place, now) for place in self._running.values()),
-                waiting=tuple(_view(place, now) for place in self._waiting.values()),
+                running=tuple(_view(place, now, "") for place in self._running.values()),
+                waiting=tuple(_view(place, now, reasons.get(number, "")) for number, place in self._waiting.items()),
                 done=dict(self._done),
                 queued_ms_p50=queued[len(queued) // 2] if queued else 0.0,
                 queued_ms_p99=queued[int(len(queued) * 0.99)] if queued else 0.0,
             )
 
 
-def _view(place: Place, now: float) -> JobView:
+def _view(place: Place, now: float, reason: str) -> JobView:
     job = place.job
     return JobView(
         kind=job.kind,
@@ -228,7 +225,7 @@ def _view(place: Place, now: float) -> JobView:
         runs_ms=(now - place.began) * 1e3 if place.began else 0.0,
         expected_ms=job.seconds * 1e3,
         expected_bytes=job.writes,
-        reason="" if place.began else place.reason,
+        reason=reason,
     )
 
 

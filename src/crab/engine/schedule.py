@@ -50,7 +50,8 @@ def choose(queue: Queue, capacity: Capacity) -> Choice:
             jammed = True  # nobody who writes overtakes it, else it might never fit
             reason = f"the disk has {unwritten >> 20} MB to write"
         if reason:
-            reasons[job.number] = f"{reason}; {ahead - len(begin)} jobs are ahead of it"
+            before = ahead - len(begin)
+            reasons[job.number] = f"{reason}, {before} more wait before it" if before else reason
         else:
             begin.append(job.number)
             running.append(job)

@@ -37,10 +37,21 @@ def _quota() -> float | None:
 
 def unwritten() -> int:
     """Bytes in the page cache that wait for a disk, whoever wrote them (proc_meminfo(5)); 0 if the kernel does not say."""
+    found = _memory()
+    return sum(found.get(name, 0) for name in _WAITING)
+
+
+def free_memory() -> int:
+    """Bytes that new processes could have without anything being swapped out."""
+    return _memory().get("MemAvailable", 0)
+
+
+def _memory() -> dict[str, int]:
+    """What the kernel says of memory, in bytes (proc_meminfo(5)); nothing if it does not."""
     with contextlib.suppress(OSError):
-        found = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
-        return sum(int(found.get(name, 0)) << 10 for name in _WAITING)
-    return 0
+        found = re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        return {name: int(size) << 10 for name, size in found}
+    return {}
 
 
 def most_unwritten() -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import logging
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from unit.turns.stack import (
@@ -35,6 +37,7 @@ from crab.host.zstd import zstd
 from crab.model import ModelAccess
 from crab.turns import delivery
 from crab.turns.mock import Mock
+from crab.turns.protection import Haste
 from crab.turns.wires.sse import Splitter
 
 PATHS = {
@@ -256,6 +259,36 @@ async def test_hazard_t03_an_answer_that_was_held_too_long_goes_out_and_its_turn
         s.safe.free.set()  # what is captured now may have in it what the agent did since
         await s.settled()
         assert (s.turns[0].protection, s.turns[0].checkpoint) == ("unprotected", None)
+
+
+@aio
+async def test_hazard_t03_whoever_makes_it_safe_hears_that_it_is_waited_for_and_says_what_it_waits_for(
+    tmp_path: Path,
+) -> None:
+    class Told(Haste):
+        said: ClassVar[list[object]] = []
+
+        def answered(self, seconds: float) -> None:
+            self.said.append(seconds >= 0.0)
+
+        @contextlib.contextmanager
+        def awaited(self) -> Iterator[None]:
+            self.said.append("awaited")
+            try:
+                yield
+            finally:
+                self.said.append("no longer")
+
+        def why_not_yet(self) -> str:
+            return "9 jobs run"
+
+    async with stack(tmp_path, sse(WHOLE), access=ModelAccess(hold=0.1)) as s:
+        s.channel._protection.haste = Told()
+        s.safe.free.clear()
+        await s.ask(asks("go"))
+        await until(lambda: s.turns and s.turns[0].why)
+        assert s.turns[0].why == "the turn was not safe within 0.1 s: 9 jobs run"
+        assert Told.said == [True, "awaited", "no longer"]
 
 
 @aio
