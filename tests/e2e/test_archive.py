@@ -151,6 +151,8 @@ def beside(state_dir: Path) -> Iterator[Callable[[str], Path]]:
 
     yield path
     for one in made:
+        if (one / "pool").is_dir() and mounts.mount_at(one / "pool"):  # of a test that failed
+            mounts.unmount(one / "pool")
         one.unlink(missing_ok=True) if not one.is_dir() else shutil.rmtree(one)
 
 
@@ -757,6 +759,8 @@ def test_killed_in_the_middle(exported: Path, beside: Callable[[str], Path], tmp
         host.ask(ask.Recover(sandbox="archived"))
         host.box("archived").healthy(("counters",))
     finally:
+        host.service.close()  # wherever it failed, nothing of it stays on the machine
+        host.service = Service.open(folder)
         host.close()
 
 

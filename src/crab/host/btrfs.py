@@ -30,6 +30,7 @@ from crab.host.mounts import mounts_below
 AnyPath = str | os.PathLike[str]
 QuotaMode = Literal["none", "simple", "full"]
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _MAGIC = 0x94
 _WRITE, _READ = 1, 2
 
@@ -140,6 +141,14 @@ def _calling(path: AnyPath) -> Iterator[None]:
             raise
 
 
+def _ioctl(descriptor: int, number: int, arguments: bytearray) -> None:
+    """As fcntl.ioctl, which keeps the interpreter's lock while the kernel works on more than 1024 bytes that may change
+    (Modules/fcntlmodule.c): a snapshot that has much to flush would stop every thread of a daemon."""
+    if _libc.ioctl(descriptor, ctypes.c_ulong(number), (ctypes.c_char * len(arguments)).from_buffer(arguments)) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
 @contextlib.contextmanager
 def _opened(path: AnyPath | bytes, parent: int | None = None) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
@@ -200,7 +209,7 @@ def _volume_arguments(name: bytes, descriptor: int = 0, flags: int = 0) -> bytea
 def create(path: AnyPath) -> None:
     """Make an empty subvolume, owned by root with mode 0755. FileExistsError if there is something already."""
     with _calling(path), _opened(_parent(path)) as parent:
-        fcntl.ioctl(parent, _SUBVOL_CREATE_V2, _volume_arguments(_name(path)))
+        _ioctl(parent, _SUBVOL_CREATE_V2, _volume_arguments(_name(path)))
 
 
 def snapshot(source: AnyPath, target: AnyPath, *, read_only: bool) -> None:
@@ -210,7 +219,7 @@ def snapshot(source: AnyPath, target: AnyPath, *, read_only: bool) -> None:
     ioctl ends with a commit of the transaction). Subvolumes nested in `source` are not: they appear as empty folders.
     """
     with _calling(target), _opened(source) as origin, _opened(_parent(target)) as parent:
-        fcntl.ioctl(parent, _SNAP_CREATE_V2, _volume_arguments(_name(target), origin, _RDONLY if read_only else 0))
+        _ioctl(parent, _SNAP_CREATE_V2, _volume_arguments(_name(target), origin, _RDONLY if read_only else 0))
 
 
 def delete(path: AnyPath) -> None:
@@ -229,7 +238,7 @@ def _delete(parent: int, name: bytes) -> None:
 
 def _destroy(parent: int, name: bytes) -> None:
     # struct btrfs_ioctl_vol_args: fd, name[4088]
-    fcntl.ioctl(parent, _SNAP_DESTROY, bytearray(struct.pack("=q4088s", 0, name)))
+    _ioctl(parent, _SNAP_DESTROY, bytearray(struct.pack("=q4088s", 0, name)))
 
 
 def nested(path: AnyPath) -> list[Path]:
@@ -260,7 +269,7 @@ def _children(descriptor: int) -> list[Path]:
         refs = bytearray(struct.pack("=Q", smallest)).ljust(4096, b"\0")
         more = False
         try:
-            fcntl.ioctl(descriptor, _GET_SUBVOL_ROOTREF, refs)
+            _ioctl(descriptor, _GET_SUBVOL_ROOTREF, refs)
         except OSError as error:
             if error.errno != errno.EOVERFLOW:  # 255 were returned, and there are others
                 raise
@@ -269,7 +278,7 @@ def _children(descriptor: int) -> list[Path]:
             tree, folder = struct.unpack_from("=QQ", refs, 8 + 16 * index)
             # struct btrfs_ioctl_ino_lookup_user_args: dirid, treeid, name[256], path[3824]
             names = bytearray(struct.pack("=QQ", folder, tree)).ljust(4096, b"\0")
-            fcntl.ioctl(descriptor, _INO_LOOKUP_USER, names)
+            _ioctl(descriptor, _INO_LOOKUP_USER, names)
             name = bytes(names[16:272]).split(b"\0", 1)[0]
             prefix = bytes(names[272:]).split(b"\0", 1)[0]  # with a slash at its end, or empty
             children.append(Path(os.fsdecode(prefix + name)))
@@ -415,7 +424,7 @@ def deletions_pending(path: AnyPath) -> int:
     key = struct.pack("=7Q4I", _ROOT_TREE, _ORPHANS, _ORPHANS, 0, most, 0, most, _ORPHAN_ITEM, _ORPHAN_ITEM, 256, 0)
     search = bytearray(key.ljust(4096, b"\0"))
     with _calling(path), _opened(path) as descriptor:
-        fcntl.ioctl(descriptor, _TREE_SEARCH, search)
+        _ioctl(descriptor, _TREE_SEARCH, search)
     (found,) = struct.unpack_from("=I", search, 64)
     return int(found)
 
@@ -438,7 +447,7 @@ def reclaim(path: AnyPath, seconds: float = 30.0) -> bool:
 def resize_to_device(path: AnyPath) -> None:
     """Let the (single-device) file system use all of its device after that has become larger."""
     with _calling(path), _opened(path) as descriptor:
-        fcntl.ioctl(descriptor, _RESIZE, bytearray(struct.pack("=q4088s", 0, b"max")))
+        _ioctl(descriptor, _RESIZE, bytearray(struct.pack("=q4088s", 0, b"max")))
 
 
 # ---------------------------------------------------------------- quotas
