@@ -50,15 +50,16 @@ class Kind(Struct, kw_only=True):
 
 
 ADAPTIVE = {
-    "none": Kind(share=0.62, interpreter=0.005, rest=0.001),
-    "files": Kind(share=0.28, interpreter=0.007, rest=0.003),
-    "full": Kind(share=0.09, interpreter=0.011, rest=0.016),
-    "large": Kind(share=0.01, interpreter=0.015, rest=0.300),
+    "none": Kind(share=0.62, interpreter=0.008, rest=0.002),
+    "files": Kind(share=0.28, interpreter=0.012, rest=0.005),
+    "full": Kind(share=0.09, interpreter=0.016, rest=0.020),
+    "large": Kind(share=0.01, interpreter=0.020, rest=0.300),
 }
-"""Costs as bench.latency and bench.density show them on the reference machine; shares of recorded work."""
+"""Shares of recorded work. Costs of the reference machine: a turn took the interpreter for 10 ms on average (py-spy --gil at
+bench.density, 24 sandboxes), proxy and record included; the rest as bench.latency shows it."""
 FULL = {
-    "full": Kind(share=0.95, interpreter=0.011, rest=0.016),
-    "large": Kind(share=0.05, interpreter=0.015, rest=0.300),
+    "full": Kind(share=0.95, interpreter=0.016, rest=0.020),
+    "large": Kind(share=0.05, interpreter=0.020, rest=0.300),
 }
 COMMIT = 0.004
 

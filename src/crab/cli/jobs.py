@@ -34,7 +34,7 @@ def jobs_table(found: EngineState) -> Table:
         return (state, job.kind, job.sandbox, job.urgency, milliseconds(job.waited_ms), runs,
                 milliseconds(job.expected_ms), size(job.expected_bytes), job.reason)  # fmt: skip
 
-    done = ", ".join(f"{count} {kind}s" for kind, count in sorted(found.done.items()))
+    done = ", ".join(f"{count} {kind}" for kind, count in sorted(found.done.items()))
     return Table(
         ("STATE", "KIND", "SANDBOX", "URGENCY", "WAITED", "RUNS", "EXPECTED", "WRITES", "REASON"),
         tuple([row("runs", job) for job in found.running] + [row("waits", job) for job in found.waiting]),
