@@ -37,8 +37,8 @@ class Home:
         assert self.model.stdout
         self.upstream = self.model.stdout.readline().decode().split()[-1]
 
-    def start(self) -> None:
-        words = [*CRAB, "--state", str(self.folder), "--socket", str(self.socket), "daemon", "run"]
+    def start(self, *options: str) -> None:
+        words = [*CRAB, "--state", str(self.folder), "--socket", str(self.socket), "daemon", "run", *options]
         with open(self.scratch / "daemon.log", "ab") as log:
             self.daemon = subprocess.Popen(words, stdout=log, stderr=log)
         eventually(lambda: self.crab("daemon", "status", check=False).returncode == 0, "the daemon", 60)
@@ -161,3 +161,21 @@ def test_an_agent_outside_that_dies_or_whose_sandbox_dies_starts_again_and_repea
     assert home.crab("exec", "--no-agent", "one", "--", "cat", "/root/log").stdout == LOG
     repeated = [step for step, times in Counter(home.steps).items() if times > 1]
     assert len(repeated) <= 1, home.steps
+
+
+def test_a_daemon_that_drains_makes_sandboxes_safe_when_it_is_told_to_end(home: Home) -> None:
+    home.kill_daemon()
+    home.start("--drain", "60")
+    home.crab("create", "one", "--image", "workloads")
+    home.crab("exec", "one", "--", "sh", "-c", "echo kept >/root/kept; sleep 100000 >/dev/null 2>&1 &")
+    assert home.daemon
+    home.daemon.send_signal(signal.SIGTERM)
+    assert home.daemon.wait(120) == 0
+    assert "1 of 1 sandboxes are safe" in home.told()
+    home.start()
+    home.crab("kill", "one")
+    home.crab("recover", "one")
+    assert home.crab("exec", "one", "--", "cat", "/root/kept").stdout == "kept\n"
+    assert "sleep 100000" in home.crab("ps", "one").stdout
+    assert json.loads(home.crab("drain", "--json").stdout)[0]["safe"]
+    assert "done: 1 capture" in home.crab("jobs").stdout

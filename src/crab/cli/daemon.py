@@ -24,8 +24,15 @@ def daemon() -> None:
 
 
 @daemon.command()
+@click.option(
+    "--drain",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="At SIGTERM make every running sandbox safe first, for so long at most (`crab drain`).",
+)
 @click.pass_obj
-def run(session: Session) -> None:
+def run(session: Session, drain: float) -> None:
     """Run the daemon in the foreground, until SIGTERM.
 
     Sandboxes run on when it ends, and the next one takes them over. `crab --state DIR --socket PATH daemon run` chooses
@@ -33,7 +40,7 @@ def run(session: Session) -> None:
     """
     from crab.daemon.run import leave, serve
 
-    serve(session.state or default_state_dir(), _socket(session))
+    serve(session.state or default_state_dir(), _socket(session), drain)
     leave()
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crab.daemon.client import SocketTransport
-from crab.daemon.requests import Version
+from crab.daemon.requests import Drain, Version
 from crab.errors import Busy, HostUnsuitable
 
 if TYPE_CHECKING:
@@ -30,8 +30,11 @@ DRAIN_SECONDS = 20.0
 log = logging.getLogger("crab.daemon")
 
 
-def serve(state_dir: Path, socket_path: Path) -> None:
-    """Run the daemon until SIGTERM or SIGINT. Raises `Busy`, `HostUnsuitable` and others if it cannot start."""
+def serve(state_dir: Path, socket_path: Path, drain_seconds: float = 0.0) -> None:
+    """Run the daemon until SIGTERM or SIGINT. Raises `Busy`, `HostUnsuitable` and others if it cannot start.
+
+    With `drain_seconds` every running sandbox is made safe before it ends, as far as that time allows.
+    """
     from crab.daemon.server import listen
     from crab.daemon.service import Service  # it brings in everything below; `stop` does without
 
@@ -40,7 +43,7 @@ def serve(state_dir: Path, socket_path: Path) -> None:
     listener = listen(socket_path)
     try:
         with Service.open(state_dir) as service, contextlib.closing(service.proving()):
-            asyncio.run(_serve(service, listener, socket_path))
+            asyncio.run(_serve(service, listener, socket_path, drain_seconds))
     finally:
         listener.close()
         with contextlib.suppress(FileNotFoundError):
@@ -53,7 +56,7 @@ def leave() -> None:
     os._exit(0)
 
 
-async def _serve(service: Service, listener: socket.socket, socket_path: Path) -> None:
+async def _serve(service: Service, listener: socket.socket, socket_path: Path, drain_seconds: float) -> None:
     from aiohttp import web
 
     from crab.daemon.server import Server
@@ -71,6 +74,9 @@ async def _serve(service: Service, listener: socket.socket, socket_path: Path) -
     try:
         await end.wait()
         notify("STOPPING=1")
+        if drain_seconds:
+            log.info("making every sandbox safe, for %g s at most", drain_seconds)
+            await asyncio.to_thread(service.handle, Drain(seconds=drain_seconds))
         log.info("stopping; sandboxes run on")
         for site in list(runner.sites):
             await site.stop()
