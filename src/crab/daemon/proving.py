@@ -61,6 +61,7 @@ class Proving:
     def close(self) -> None:
         """End it."""
         self._end.set()
+        self._core.engine.give_up_background()
         if self._thread.is_alive():
             self._thread.join()
 

@@ -45,6 +45,7 @@ class Place:
     began: float = 0.0
     writes: int = 0
     """Bytes that it really wrote; whoever does the job says so."""
+    given_up: bool = False
 
     @property
     def queued_ms(self) -> float:
@@ -72,6 +73,7 @@ class Engine:
         self._running: dict[int, Place] = {}
         self._costs, self._waits, self._served = Costs(), Waits(), Served()
         self._awaited: Counter[str] = Counter()
+        self._ends = False
         self._done: Counter[str] = Counter()
         self._queued: deque[float] = deque(maxlen=KEPT)
         self._mine = threading.local()
@@ -89,6 +91,8 @@ class Engine:
             if not place.begins.wait(seconds):
                 why = self.why(sandbox)
                 raise Busy(f"its turn had not come after {seconds:.1f} s: {why}", remedy="`crab jobs` shows the queue")
+            if place.given_up:
+                raise Busy("the daemon ends, and nobody waits for this", remedy="the next daemon does it")
             self._mine.busy = True
             with _nice() if urgency == Urgency.BACKGROUND else contextlib.nullcontext():
                 yield place
@@ -115,7 +119,20 @@ class Engine:
             )
             place = self._waiting[job.number] = Place(job, threading.Event())
             self._choose(now)
+            self._give_up()
             return place
+
+    def give_up_background(self) -> None:
+        """Begin no job any more for which nobody waits; those that wait for their turn raise `Busy`."""
+        with self._lock:
+            self._ends = True
+            self._give_up()
+
+    def _give_up(self) -> None:
+        for place in self._waiting.values() if self._ends else ():
+            if place.job.urgency == Urgency.BACKGROUND:
+                place.given_up = True
+                place.begins.set()
 
     def _leave(self, place: Place) -> None:
         with self._lock:
@@ -140,7 +157,7 @@ class Engine:
             place.begins.set()
 
     def _choice(self, now: float) -> Choice:
-        waiting = tuple(place.job for place in self._waiting.values())
+        waiting = tuple(place.job for place in self._waiting.values() if not place.given_up)
         queue = Queue(
             now=now,
             waiting=waiting,

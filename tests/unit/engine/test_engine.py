@@ -13,6 +13,7 @@ import pytest
 from crab.engine.engine import NICE, Engine
 from crab.engine.estimates import EARLY, Cost, Costs, Served, Waits
 from crab.engine.jobs import Urgency
+from crab.errors import Busy
 
 
 class Clock:
@@ -184,6 +185,21 @@ def test_background_work_is_nice_and_only_while_it_lasts() -> None:
         assert os.getpriority(os.PRIO_PROCESS, thread) == min(before + NICE, 19)
     if os.geteuid() == 0:
         assert os.getpriority(os.PRIO_PROCESS, thread) == before
+
+
+def test_at_the_end_nobody_waits_for_the_turn_of_a_background_job(works) -> None:
+    one = works()
+    one.ask("running")
+    one.ask("proof", Urgency.BACKGROUND)
+    one.ask("wanted", Urgency.NORMAL)
+    one.engine.give_up_background()
+    with pytest.raises(Busy, match="the daemon ends"):
+        one.futures["proof"].result(60)
+    with pytest.raises(Busy, match="the daemon ends"), one.engine.job("verify", "late", Urgency.BACKGROUND):
+        pass
+    assert [view.sandbox for view in one.engine.state().waiting] == ["wanted"]
+    one.end("running")
+    until(lambda: "wanted" in one.began, "what is wanted is done")
 
 
 def test_the_slots_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
