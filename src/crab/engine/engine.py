@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from crab.engine.estimates import Cost, Costs, Served, Waits
-from crab.engine.jobs import Capacity, Job, JobKind, Queue, Urgency
+from crab.engine.jobs import TRANSFERS, Capacity, Job, JobKind, Queue, Urgency
 from crab.engine.schedule import Choice, choose, urgent
 from crab.errors import Busy
 from crab.host import capacity
@@ -148,7 +148,9 @@ class Engine:
 
     def _choose(self, now: float) -> None:
         """Let those begin whose turn it is. Under the lock. Quick when there is no slot: whatever happens comes by here."""
-        if not self._waiting or len(self._running) >= self.slots:
+        busy = Counter(place.job.pool for place in self._running.values())
+        free = {"slots": self.slots - busy["slots"], "transfers": TRANSFERS - busy["transfers"]}
+        if not any(free[place.job.pool] > 0 for place in self._waiting.values()):
             return
         for number in self._choice(now).begin:
             place = self._running[number] = self._waiting.pop(number)

@@ -10,7 +10,13 @@ from typing import Literal
 
 from crab.model import Struct
 
-JobKind = Literal["capture", "restore", "verify"]
+JobKind = Literal["capture", "restore", "verify", "upload"]
+Pool = Literal["slots", "transfers"]
+"""What a job takes one of: most a processor, some the network."""
+
+
+TRANSFERS = 2
+"""One waits for an answer while the other sends."""
 
 
 class Urgency(enum.IntEnum):
@@ -25,7 +31,7 @@ class Urgency(enum.IntEnum):
 
 
 class Job(Struct, kw_only=True):
-    """Work on one sandbox that takes a processor for a while."""
+    """Work on one sandbox that takes a processor, or the network, for a while."""
 
     number: int
     """In the order in which jobs came."""
@@ -43,12 +49,18 @@ class Job(Struct, kw_only=True):
     writes: int = 0
     """Bytes that it is expected to write."""
 
+    @property
+    def pool(self) -> Pool:
+        return "transfers" if self.kind == "upload" else "slots"
+
 
 class Capacity(Struct, kw_only=True):
     """What the host can bear."""
 
     slots: int
-    """Jobs at once."""
+    """Jobs at once that take a processor."""
+    transfers: int = TRANSFERS
+    """Uploads at once."""
     unwritten: int
     """Bytes in the page cache that wait for the disk, from which on the kernel makes writers wait: also the dump of a sandbox
     that is frozen."""

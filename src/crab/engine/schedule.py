@@ -1,7 +1,7 @@
 """Which jobs begin now: a pure function over what waits, what runs and what the host can bear.
 
 What it holds to (tests/unit/engine/test_schedule.py, over random queues):
-- **Nothing stands still.** While anything waits, something runs.
+- **Nothing stands still.** While anything waits, something of its pool runs.
 - **Who waits comes first.** No job for which nobody waits begins while one for which somebody does could.
 - **Short before long, but not for ever.** Among the urgent the shortest is first, as that makes the sum of all waits
   least; a second of waiting makes up for a second of work, so nobody is overtaken by one that came more than its own
@@ -11,6 +11,7 @@ What it holds to (tests/unit/engine/test_schedule.py, over random queues):
   expected, less the work that it is. `PATIENCE` makes urgent.
 - **Room for the urgent.** A long job that nobody waits for does not take the last slot. Background jobs need an idle
   host; one that was put off for `LONGEST_PUT_OFF` does not.
+- **Two pools.** Uploads wait for the network, all else for a processor; neither waits for the other.
 - **No jam.** What writes waits while the disk is too far behind, unless nothing runs: a sandbox whose dump is throttled
   by the kernel stays frozen all the while.
 """
@@ -45,7 +46,9 @@ def choose(queue: Queue, capacity: Capacity) -> Choice:
     reasons: dict[int, str] = {}
     jammed = False
     for ahead, job in enumerate(sorted(queue.waiting, key=lambda job: rank(job, queue))):
-        reason = _no_slot(job, running, queue.now, capacity.slots)
+        rivals = [other for other in running if other.pool == job.pool]
+        most = capacity.slots if job.pool == "slots" else capacity.transfers
+        reason = _no_slot(job, rivals, queue.now, most)
         if not reason and job.writes and running and (jammed or unwritten + job.writes > capacity.unwritten):
             jammed = True  # nobody who writes overtakes it, else it might never fit
             reason = f"the disk has {unwritten >> 20} MB to write"
@@ -77,10 +80,10 @@ def urgent(job: Job, now: float) -> tuple[Urgency, float]:
 
 
 def _no_slot(job: Job, running: Sequence[Job], now: float, slots: int) -> str:
-    """Why a job gets no slot; empty if it does."""
+    """Why a job gets no slot of its pool, where these run; empty if it does."""
     free = slots - len(running)
     if free <= 0:
-        return f"{len(running)} jobs run"
+        return f"{len(running)} {'uploads' if job.pool == 'transfers' else 'jobs'} run"
     if not running or urgent(job, now)[0] == Urgency.URGENT:
         return ""
     if job.urgency == Urgency.BACKGROUND:

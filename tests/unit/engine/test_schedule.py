@@ -21,7 +21,7 @@ def jobs(draw: st.DrawFn, number: int = 0, now: float = 1000.0) -> Job:
     return Job(
         number=number,
         sandbox=draw(st.sampled_from("abcdef")),
-        kind="capture",
+        kind=draw(st.sampled_from(["capture", "restore", "upload"])),
         urgency=urgency,
         since=since,
         urgent_since=draw(st.floats(since, now)) if urgency == Urgency.URGENT else math.inf,
@@ -35,7 +35,9 @@ def jobs(draw: st.DrawFn, number: int = 0, now: float = 1000.0) -> Job:
 def queues(draw: st.DrawFn) -> tuple[Queue, Capacity]:
     slots = draw(st.integers(1, 6))
     waiting = tuple(draw(jobs(number)) for number in range(draw(st.integers(0, 12))))
-    running = tuple(draw(jobs(100 + number)) for number in range(draw(st.integers(0, slots))))
+    drawn = [draw(jobs(100 + number)) for number in range(draw(st.integers(0, slots + 2)))]
+    by_pool = {pool: [job for job in drawn if job.pool == pool] for pool in ("slots", "transfers")}
+    running = (*by_pool["slots"][:slots], *by_pool["transfers"][:2])
     served = {name: draw(seconds) for name in "abcdef"}
     queue = Queue(now=1000.0, waiting=waiting, running=running, unwritten=draw(st.integers(0, 1 << 32)), served=served)
     return queue, Capacity(slots=slots, unwritten=draw(st.integers(0, 1 << 32)))
@@ -46,15 +48,21 @@ def test_every_job_begins_or_has_a_reason_and_slots_are_kept(given: tuple[Queue,
     queue, capacity = given
     choice = choose(queue, capacity)
     assert sorted([*choice.begin, *choice.reasons]) == [job.number for job in queue.waiting]
-    assert len(queue.running) + len(choice.begin) <= capacity.slots
+    begun = [job for job in queue.waiting if job.number in choice.begin]
+    for pool, most in (("slots", capacity.slots), ("transfers", capacity.transfers)):
+        assert sum(job.pool == pool for job in (*queue.running, *begun)) <= most
     assert all(choice.reasons.values())
 
 
 @given(queues())
 def test_nothing_stands_still(given: tuple[Queue, Capacity]) -> None:
     queue, capacity = given
+    begin = choose(queue, capacity).begin
     if queue.waiting and not queue.running:
-        assert choose(queue, capacity).begin
+        assert begin
+    uploads = {job.number for job in queue.waiting if job.pool == "transfers"}
+    if any(job.pool == "transfers" and not job.writes for job in queue.waiting):
+        assert uploads & set(begin) or any(job.pool == "transfers" for job in queue.running)
 
 
 @given(queues())
@@ -63,9 +71,11 @@ def test_who_waits_comes_first(given: tuple[Queue, Capacity]) -> None:
     queue, capacity = given
     choice = choose(queue, capacity)
     urgencies = {job.number: urgent(job, queue.now)[0] for job in queue.waiting}
-    waits = {number for number in choice.reasons if urgencies[number] == Urgency.URGENT}
-    if any(urgencies[number] != Urgency.URGENT for number in choice.begin):
-        assert all("the disk has" in choice.reasons[number] for number in waits)
+    pools = {job.number: job.pool for job in queue.waiting}
+    for begun in choice.begin:
+        if urgencies[begun] != Urgency.URGENT:
+            waits = [n for n in choice.reasons if urgencies[n] == Urgency.URGENT and pools[n] == pools[begun]]
+            assert all("the disk has" in choice.reasons[number] for number in waits)
 
 
 @given(queues())
