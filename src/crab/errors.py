@@ -156,6 +156,24 @@ class ArchiveRefused(Damaged):
     """An archive that is truncated, foreign or malicious (path traversal, device nodes, far too large)."""
 
 
+class StoreUnavailable(CrabError):
+    """A store does not answer: unreachable, too slow, overloaded, or its answers are cut short. What is in it is untouched."""
+
+    exit_status = 69
+    http_status = 503
+
+
+class StoreRefused(CrabError):
+    """A store answers and says no: credentials, rights, or something that the service cannot do (conditional writes)."""
+
+    exit_status = 77
+    http_status = 502
+
+
+class WrongKey(StoreRefused):
+    """The key is not the one that the store was made with, or it was made with one and none is given."""
+
+
 def _classes(base: type[CrabError]) -> dict[str, type[CrabError]]:
     found = {base.__name__: base}
     for child in base.__subclasses__():

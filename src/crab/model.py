@@ -501,6 +501,104 @@ class Verification(Struct, kw_only=True):
     differences: tuple[str, ...] = ()
 
 
+# ---------------------------------------------------------------- stores
+
+
+class StoreInfo(Struct, kw_only=True):
+    """A store, as it was made."""
+
+    url: str
+    id: str
+    version: int
+    created: float
+    encrypted: bool
+    grace: Seconds
+    """What is no longer needed stays at least that long, twice: docs/store.md says why."""
+
+
+class StoredCheckpoint(Struct, kw_only=True):
+    """A checkpoint in a store: what can be known of it without reading it."""
+
+    id: str
+    sandbox: str
+    """Id of the sandbox that it was taken of."""
+    sandbox_name: str
+    turn: int
+    kind: CheckpointKind
+    created: float
+    stored: float = 0.0
+    """When it was sent, by the clock of who sent it."""
+    parent: str | None = None
+    label: str = ""
+    image: str = ""
+    image_fingerprint: str = ""
+    architecture: str = ""
+    processes: bool = False
+    logical: int = 0
+    """Bytes of its image, files and process images."""
+    added: int = 0
+    """Bytes that it made the store larger, when it was sent."""
+
+
+class StoreStats(Struct, kw_only=True):
+    """How much is in a store."""
+
+    checkpoints: int
+    logical: int
+    """Bytes of all checkpoints, each as if it were alone."""
+    distinct: int
+    """Bytes of all different contents, not compressed."""
+    stored: int
+    """Bytes that the store takes."""
+    packs: int
+    blobs: int
+    condemned: int
+    """Bytes of packs that `gc` will remove when their time has come."""
+
+    @property
+    def ratio(self) -> float:
+        """Bytes that are kept for each that is stored."""
+        return self.logical / self.stored if self.stored else 0.0
+
+
+class StoreProblem(Struct, kw_only=True):
+    """Something in a store that is not as it was written."""
+
+    what: str
+    checkpoints: tuple[str, ...] = ()
+    """Ids of those that cannot be read because of it; none: nothing needs it."""
+
+
+class StoreCheck(Struct, kw_only=True):
+    """What a look at everything in a store found."""
+
+    checkpoints: int
+    packs: int
+    read: int
+    """Bytes of packs that were read and compared with their digests."""
+    problems: tuple[StoreProblem, ...] = ()
+    affected: tuple[str, ...] = ()
+    """Ids of all checkpoints that cannot be read."""
+    notes: tuple[str, ...] = ()
+    """What is no problem: rests of writers that were killed."""
+    repaired: tuple[str, ...] = ()
+
+
+class StoreCollection(Struct, kw_only=True):
+    """What a collection of what nobody needs did."""
+
+    removed_checkpoints: tuple[str, ...] = ()
+    """Those that the policy did not keep; their contents stay for the grace period."""
+    condemned: int = 0
+    """Packs that nothing needs, found now: they are removed by a collection after the grace period."""
+    condemned_bytes: int = 0
+    removed: int = 0
+    """Packs that were removed."""
+    removed_bytes: int = 0
+    rewritten: int = 0
+    """Packs that were mostly unneeded: what is needed of them was copied."""
+
+
 # ---------------------------------------------------------------- the host
 
 

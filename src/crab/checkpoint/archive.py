@@ -32,7 +32,7 @@ from crab import __version__
 from crab.checkpoint import archive_file, pax, trees
 from crab.checkpoint.manifest import Manifest
 from crab.checkpoint.pax import Member
-from crab.checkpoint.trees import Rule
+from crab.checkpoint.trees import Rule, Size
 from crab.errors import Damaged
 from crab.model import Image, Struct
 from crab.sandbox import runtime
@@ -118,25 +118,10 @@ def write(parts: Parts, path: Path) -> Header:
     `InvalidRequest`; then nothing is left.
     """
     archive_file.check_target(path)
-    trees_of = _trees(parts)
-    sizes: dict[str, int] = {}
-    entries = 0
-    for name, root in trees_of:
-        measured = trees.measure(root)
-        section = name.split(b"/")[0].decode()
-        sizes[section] = sizes.get(section, 0) + measured.size
-        entries += measured.entries
-    header = Header(
-        created=time.time(),
-        architecture=parts.manifest.host.architecture,
-        checkpoint=parts.manifest.checkpoint.id,
-        sandbox=parts.manifest.sandbox_name,
-        image=parts.image,
-        config=parts.config,
-        ground=parts.manifest.runtime,
-        sizes=sizes,
-        entries=entries,
-    )
+    trees_of = tops(parts)
+    measured = [(name, trees.measure(root)) for name, root in trees_of]
+    header = header_of(parts, measured)
+    sizes, entries = header.sizes, header.entries
     compressed = path.name.endswith(".zst")
     if not compressed:
         archive_file.check_room(path, sum(sizes.values()) + entries * _PER_MEMBER)
@@ -156,7 +141,28 @@ def write(parts: Parts, path: Path) -> Header:
     return header
 
 
-def _trees(parts: Parts) -> list[tuple[bytes, Path]]:
+def header_of(parts: Parts, measured: Iterable[tuple[bytes, Size]]) -> Header:
+    """What is said of a checkpoint whose trees are that large."""
+    sizes: dict[str, int] = {}
+    entries = 0
+    for name, size in measured:
+        section = name.split(b"/")[0].decode()
+        sizes[section] = sizes.get(section, 0) + size.size
+        entries += size.entries
+    return Header(
+        created=time.time(),
+        architecture=parts.manifest.host.architecture,
+        checkpoint=parts.manifest.checkpoint.id,
+        sandbox=parts.manifest.sandbox_name,
+        image=parts.image,
+        config=parts.config,
+        ground=parts.manifest.runtime,
+        sizes=sizes,
+        entries=entries,
+    )
+
+
+def tops(parts: Parts) -> list[tuple[bytes, Path]]:
     """Name in the archive and place of every tree."""
     found = [(b"image", parts.image_folder)] if parts.image_folder else []
     found += [(b"ground/" + name.encode(), parts.ground / name) for name in runtime.OWN]

@@ -63,7 +63,7 @@ class Reader:
         with contextlib.suppress(CrabError):
             self._broken = (EOFError, zstd().ZstdError)
         self.header = self._header()
-        self._check_size(limits)
+        self._most += check_size(self.header, limits) + self.header.entries * _PER_MEMBER
         data = self._text(MANIFEST)
         try:
             self.manifest = manifests.decode(data)
@@ -151,52 +151,24 @@ class Reader:
                 remedy="upgrade Crab",
             )
         header = _decoded(data, Header, "its first member")
-        if not header.sizes.keys() <= {name.decode() for name in SECTIONS} or min(
-            0, header.entries, *header.sizes.values(), header.image.size
-        ):
-            raise refused("its first member states impossible sizes")
-        if not _FINGERPRINT.fullmatch(header.image.fingerprint):
-            raise refused("its first member states no fingerprint of an image")
+        check_header(header)
         return header
-
-    def _check_size(self, limits: UnpackLimits) -> None:
-        size = sum(self.header.sizes.values())
-        if "image" in self.header.sizes:
-            # its fingerprint is made of every byte, holes too
-            size = max(size, self.header.image.size)
-        if size > limits.size or self.header.entries > limits.entries:
-            raise ArchiveRefused(
-                f"the archive unpacks to {size} bytes in {self.header.entries} files; {limits.size} bytes in "
-                f"{limits.entries} files are allowed",
-                remedy="if that is meant, allow a larger size (--limit)",
-            )
-        self._most += size + self.header.entries * _PER_MEMBER
 
     # ---- the large ones
 
     def members(self) -> Iterator[tuple[bytes, Member, Content]]:
         """Section, member and content of everything up to the digests. Raises as soon as more comes than was stated."""
-        sizes = dict.fromkeys(self.header.sizes, 0)
-        entries = section = 0
+        tally = Tally(self.header)
         while True:
             member = self._next()
             content = self._content
             assert content is not None
-            name = member.name.partition(b"/")[0]
-            if name == DIGESTS and name == member.name:
+            if member.name == DIGESTS:
                 break
-            if name not in SECTIONS[section:] or name.decode() not in sizes:
-                raise refused(f"{os.fsdecode(member.name[:200])!r} is not where it should be")
-            section = SECTIONS.index(name)
-            entries += 1
-            sizes[name.decode()] += member.size
-            if entries > self.header.entries or sizes[name.decode()] > self.header.sizes[name.decode()]:
-                raise refused("it contains more than it states")
-            yield name, member, content
+            yield tally.take(member), member, content
             content.skip()
             self._listed(member, content)
-        if entries != self.header.entries or sizes != self.header.sizes:
-            raise refused("it contains less than it states")
+        tally.end()
         self._check_digests(member, content)
 
     def _check_digests(self, member: Member, content: Content) -> None:
@@ -265,6 +237,33 @@ class Content:
         return self._hasher.hexdigest()
 
 
+class Tally:
+    """Counts what comes, against what was stated."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self._sizes = dict.fromkeys(header.sizes, 0)
+        self._entries = self._section = 0
+
+    def take(self, member: Member) -> bytes:
+        """The section of the next member. Raises `ArchiveRefused` if it must not come now, or is more than was stated."""
+        name = member.name.partition(b"/")[0]
+        section = name.decode(errors="replace")
+        if name not in SECTIONS[self._section :] or section not in self._sizes:
+            raise refused(f"{os.fsdecode(member.name[:200])!r} is not where it should be")
+        self._section = SECTIONS.index(name)
+        self._entries += 1
+        self._sizes[section] += member.size
+        if self._entries > self._header.entries or self._sizes[section] > self._header.sizes[section]:
+            raise refused("it contains more than it states")
+        return name
+
+    def end(self) -> None:
+        """All came. Raises `ArchiveRefused` if something is missing."""
+        if self._entries != self._header.entries or self._sizes != self._header.sizes:
+            raise refused("it contains less than it states")
+
+
 def _decoded(data: bytes, kind: type[S], what: str) -> S:
     try:
         return msgspec.json.decode(data, type=kind)
@@ -273,6 +272,31 @@ def _decoded(data: bytes, kind: type[S], what: str) -> S:
 
 
 # ---------------------------------------------------------------- what the manifest says
+
+
+def check_header(header: Header) -> None:
+    """Raise `ArchiveRefused` for a header that no Crab writes."""
+    if not header.sizes.keys() <= {name.decode() for name in SECTIONS} or min(
+        0, header.entries, *header.sizes.values(), header.image.size
+    ):
+        raise refused("its first member states impossible sizes")
+    if not _FINGERPRINT.fullmatch(header.image.fingerprint):
+        raise refused("its first member states no fingerprint of an image")
+
+
+def check_size(header: Header, limits: UnpackLimits) -> int:
+    """How many bytes it unpacks to. Raises `ArchiveRefused` if that is more than is allowed."""
+    size = sum(header.sizes.values())
+    if "image" in header.sizes:
+        # its fingerprint is made of every byte, holes too
+        size = max(size, header.image.size)
+    if size > limits.size or header.entries > limits.entries:
+        raise ArchiveRefused(
+            f"the archive unpacks to {size} bytes in {header.entries} files; {limits.size} bytes in "
+            f"{limits.entries} files are allowed",
+            remedy="if that is meant, allow a larger size (--limit)",
+        )
+    return size
 
 
 def check(header: Header, manifest: Manifest) -> None:

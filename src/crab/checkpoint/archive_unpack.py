@@ -1,4 +1,4 @@
-"""A checkpoint out of an archive: unpacked in staging, compared with its manifest, ready to be published.
+"""A checkpoint out of an archive or a store: unpacked in staging, compared with its manifest, ready to be published.
 
 What is unpacked here is rubbish after a crash (`Pool.sweep`), and of a failure nothing is left. An image that is on this
 host already, under whatever name, is not unpacked again. What Crab adds to an image is made by this Crab if the archive
@@ -14,14 +14,15 @@ import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from blake3 import blake3
 
-from crab.checkpoint import archive
+from crab.checkpoint import archive, unpacking
 from crab.checkpoint.archive import RULES, Header
 from crab.checkpoint.archive_file import opened
-from crab.checkpoint.archive_reader import Content, Reader, check
+from crab.checkpoint.archive_reader import Reader, check
 from crab.checkpoint.ground import Ground
 from crab.checkpoint.manifest import Manifest
 from crab.checkpoint.pax import Member, refused
@@ -58,11 +59,45 @@ class Unpacked(msgspec.Struct, kw_only=True):
     """That and its blank layers, if they are not in the pool yet."""
 
 
+class Source(Protocol):
+    """Where members come from: an archive, a store. Checked as far as that can be without them."""
+
+    header: Header
+    manifest: Manifest
+
+    def members(self) -> Iterator[tuple[bytes, Member, Content]]:
+        """Section, member and content of everything, in the order of an archive; all of it was compared with its digests
+        when the end is reached."""
+        ...
+
+
+class Content(unpacking.Content, Protocol):
+    """The content of one member."""
+
+    def skip(self) -> None:
+        """Nobody needs the rest of it."""
+        ...
+
+    def digest(self) -> str:
+        """BLAKE3 of the whole content, hexadecimal. Called after it was read or skipped."""
+        ...
+
+
 @contextlib.contextmanager
 def unpacked(
     path: Path, ground: Ground, images: ImageStore, identity: str, limits: UnpackLimits, accept: Accept
 ) -> Iterator[Unpacked]:
-    """The archive at `path`, unpacked for the length of the block; what the block does not move away is removed.
+    """The archive at `path`, unpacked for the length of the block; see `unpacked_from`."""
+    with opened(path) as stream, contextlib.closing(Reader(stream, limits)) as reader:
+        with unpacked_from(reader, str(path), ground, images, identity, accept) as found:
+            yield found
+
+
+@contextlib.contextmanager
+def unpacked_from(
+    source: Source, place: str, ground: Ground, images: ImageStore, identity: str, accept: Accept
+) -> Iterator[Unpacked]:
+    """A checkpoint from anywhere, unpacked for the length of the block; what the block does not move away is removed.
 
     `identity` will be the checkpoint's id. Raises `ArchiveRefused`, `Damaged`, `Incompatible`, `NoSpace`, `NotFound`,
     `InvalidRequest`, or what `accept` raises.
@@ -71,30 +106,29 @@ def unpacked(
     scratch = pool.staging / f"import-{uuid.uuid4().hex[:12]}"
     with contextlib.ExitStack() as stack:
         try:
-            with opened(path) as stream, contextlib.closing(Reader(stream, limits)) as reader:
-                check(reader.header, reader.manifest)
-                accept(reader.header, reader.manifest)
-                with btrfs.checked(pool.root):
-                    staging = stack.enter_context(ground.store.staging(identity))
-                    stack.callback(pool.discard, scratch)
-                    scratch.mkdir(mode=0o700)
-                    with contextlib.closing(_Unpacker(ground, images, reader, staging, scratch)) as unpacker:
-                        found = unpacker.run()
+            check(source.header, source.manifest)
+            accept(source.header, source.manifest)
+            with btrfs.checked(pool.root):
+                staging = stack.enter_context(ground.store.staging(identity))
+                stack.callback(pool.discard, scratch)
+                scratch.mkdir(mode=0o700)
+                with contextlib.closing(_Unpacker(ground, images, source, staging, scratch)) as unpacker:
+                    found = unpacker.run()
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            raise Damaged(f"the disk failed while {path} was read: {error}", remedy="see dmesg") from error
+            raise Damaged(f"the disk failed while {place} was read: {error}", remedy="see dmesg") from error
         yield found
 
 
 class _Unpacker:
     """Puts members where they belong, one tree after the other."""
 
-    def __init__(self, ground: Ground, images: ImageStore, reader: Reader, staging: Staging, scratch: Path) -> None:
+    def __init__(self, ground: Ground, images: ImageStore, source: Source, staging: Staging, scratch: Path) -> None:
         self._pool = ground.pool
-        self._reader = reader
+        self._source = source
         self._staging = staging
-        header = reader.header
+        header = source.header
         self._known = _known_image(images, header)
         self._image = images.path(self._known.name) if self._known else scratch / "image"
         self._own_ground = header.ground == runtime.name_for(header.image.fingerprint)
@@ -105,7 +139,7 @@ class _Unpacker:
         self._parts = blake3()
         """Of the content of a ground of another version."""
         self._tree: Unpacking | None = None
-        self._artefacts = {artefact.name: artefact for artefact in reader.manifest.artefacts}
+        self._artefacts = {artefact.name: artefact for artefact in source.manifest.artefacts}
 
     def close(self) -> None:
         """Let go of what is open."""
@@ -115,7 +149,7 @@ class _Unpacker:
 
     def run(self) -> Unpacked:
         """Unpack all."""
-        header, manifest = self._reader.header, self._reader.manifest
+        header, manifest = self._source.header, self._source.manifest
         needed = sum(size for name, size in header.sizes.items() if name != "image" or self._known is None)
         self._pool.require(needed + header.entries * _PER_ENTRY, "the archive")
         _require_room(self._staging.process.parent, header.sizes.get("process", 0))
@@ -124,7 +158,7 @@ class _Unpacker:
         tops += [b"files/" + name.encode() for name in archive.layers(manifest)]
         tops += [b"process"] if "process" in header.sizes else []
         top = b""
-        for section, member, content in self._reader.members():
+        for section, member, content in self._source.members():
             if not top or not member.name.startswith(top + b"/"):
                 self._end_tree()
                 if not tops or member.name != tops[0]:
@@ -205,7 +239,7 @@ class _Unpacker:
                     f"the archive is damaged: the process image {os.fsdecode(path[:200])!r} is not what its manifest states",
                     remedy="copy the archive again, or export it again",
                 )
-        if section == b"ground":
+        if section == b"ground" and not self._own_ground:
             what = (member.name, member.kind, member.mode, member.uid, member.gid, member.target, member.device)
             self._parts.update(msgspec.msgpack.encode((*what, member.xattrs, content.digest())))
 
@@ -215,7 +249,7 @@ class _Unpacker:
         """Have the ground and its blank layers, and begin the writable layers as a snapshot of those."""
         ground, empty = self._made
         if not self._own_ground:
-            fingerprint = self._reader.header.image.fingerprint
+            fingerprint = self._source.header.image.fingerprint
             self._ground = runtime.name_of(fingerprint, self._parts.hexdigest()[:12])
         if (self._pool.runtime / self._ground).is_dir():
             empty = runtime.blank(self._pool, self._ground)

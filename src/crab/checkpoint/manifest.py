@@ -37,6 +37,8 @@ class Manifest(Struct, kw_only=True):
     """What the processes saw at the freeze."""
     clock_shift: Clocks = Clocks()
     """How far that was ahead of the host's clocks."""
+    stored_as: str = ""
+    """Of a checkpoint that came out of a store: its id there. What is sent back needs less of it."""
     evidence: Evidence = Evidence()
     """What was running at the freeze; `crab verify` compares a restore with it."""
 

@@ -111,6 +111,12 @@ def pack(root: Path, name: bytes, rule: Rule, add: Add) -> None:
 
     Raises `InvalidRequest` for what no archive can hold.
     """
+    for _, member, content in members(root, name, rule):
+        add(member, content)
+
+
+def members(root: Path, name: bytes, rule: Rule) -> Iterator[tuple[Entry, Member, Iterable[bytes]]]:
+    """The same, one after the other, each with what the walk saw. A file is read only if its content is asked for."""
     firsts: dict[tuple[int, int], bytes] = {}
     for entry in walk(root):
         member = _member(entry, name + b"/" + entry.path if entry.path else name, rule)
@@ -119,16 +125,11 @@ def pack(root: Path, name: bytes, rule: Rule, add: Add) -> None:
             if first != member.name:
                 member.kind, member.target, member.xattrs, member.size = "hard", first, (), 0
         if member.kind != "file":
-            add(member, ())
-            continue
-        descriptor = entry.open()
-        try:
-            if member.size > entry.stat.st_blocks * 512:
-                _pack_sparse(descriptor, member, add)
-            else:
-                add(member, _range(descriptor, 0, member.size))
-        finally:
-            os.close(descriptor)
+            yield entry, member, ()
+        elif member.size > entry.stat.st_blocks * 512:
+            yield entry, member, _sparse(entry, member)
+        else:
+            yield entry, member, _content(entry, b"", [(0, member.size)])
 
 
 def _member(entry: Entry, name: bytes, rule: Rule) -> Member:
@@ -201,20 +202,29 @@ def _stored(pieces: list[tuple[int, int]], size: int) -> int:
     return len(_map(pieces, size)) + sum(length for _, length in pieces)
 
 
-def _pack_sparse(descriptor: int, member: Member, add: Add) -> None:
+def _content(entry: Entry, head: bytes, pieces: list[tuple[int, int]]) -> Iterator[bytes]:
+    descriptor = entry.open()
+    try:
+        if head:
+            yield head
+        for offset, length in pieces:
+            yield from _range(descriptor, offset, length)
+    finally:
+        os.close(descriptor)
+
+
+def _sparse(entry: Entry, member: Member) -> Iterator[bytes]:
+    """The content of a file with holes; the member is told of them."""
     size = member.size
-    pieces = _pieces(descriptor, size)
+    descriptor = entry.open()
+    try:
+        pieces = _pieces(descriptor, size)
+    finally:
+        os.close(descriptor)
     if pieces == [(0, size)]:
-        add(member, _range(descriptor, 0, size))
-        return
+        return _content(entry, b"", pieces)
     head = _map(pieces, size)
     if len(head) > MAP_LIMIT:
         raise InvalidRequest(f"{os.fsdecode(member.name)} has too many holes", remedy="copy it inside the sandbox")
     member.real_size, member.size = size, _stored(pieces, size)
-
-    def content() -> Iterator[bytes]:
-        yield head
-        for offset, length in pieces:
-            yield from _range(descriptor, offset, length)
-
-    add(member, content())
+    return _content(entry, head, pieces)

@@ -59,6 +59,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "rm-checkpoint": ("checkpoint:rm_checkpoint", "Remove a checkpoint."),
         "export": ("archive:export", "Write a checkpoint into an archive."),
         "import": ("archive:import_", "Make a sandbox from an archive."),
+        "store": ("store:store", "Keep checkpoints where they outlive this host."),
     },
     "Images and host": {
         "image": ("image:image", "Add, list, show, remove and build images."),

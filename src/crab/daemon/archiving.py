@@ -1,4 +1,4 @@
-"""Checkpoints in and out of archives: `export` and `import`."""
+"""Checkpoints in and out of archives: `export` and `import`. What stores share with that is here, too."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def export(core: Core, request: ask.Export) -> Checkpoint:
     with contextlib.ExitStack() as stack:
         with core.operation(request.sandbox, "export") as record:
             checkpoint = find(core, record, request.ref)
-            parts = stack.enter_context(_pinned(core, checkpoint, request.with_image))
+            parts = stack.enter_context(pinned(core, checkpoint, request.with_image))
         archive.write(parts, Path(request.path))
         return checkpoint
 
 
 @contextlib.contextmanager
-def _pinned(core: Core, checkpoint: Checkpoint, with_image: bool) -> Iterator[Parts]:
+def pinned(core: Core, checkpoint: Checkpoint, with_image: bool) -> Iterator[Parts]:
     """All that a checkpoint stands on, kept from removal and change for the length of the block: snapshots and links."""
     manifest, process = _whole(core, checkpoint)
     image = core.images.get(manifest.spec.image)
@@ -119,31 +119,42 @@ def _whole(core: Core, checkpoint: Checkpoint) -> tuple[Manifest, Path | None]:
 def import_(core: Core, request: ask.Import) -> Sandbox:
     """Make a sandbox of an archive: all of it, or nothing. It is stopped, and `recover` brings it to life."""
     if request.name:
-        _check_free(core, refs.check_name(request.name))
-    limits = UnpackLimits()
-    if request.limit is not None:
-        if request.limit <= 0:
-            raise InvalidRequest(f"a limit of {request.limit} bytes makes no sense", remedy="give a positive number")
-        limits = msgspec.structs.replace(limits, size=request.limit)
+        check_free(core, refs.check_name(request.name))
+    limits = limits_of(request.limit)
 
     def accept(header: Header, manifest: Manifest) -> None:
-        _check_host_use(core, manifest, request.allow_host)
+        check_host_use(core, manifest, request.allow_host)
 
     path, identity = Path(request.path), new_id("c")
-    with unpacked(path, core.ground, core.images, identity, limits, accept) as found, _installing:
-        record = _install(core, found, identity, request.name)
+    with unpacked(path, core.ground, core.images, identity, limits, accept) as found:
+        return install(core, found, identity, request.name)
+
+
+def limits_of(size: int | None) -> UnpackLimits:
+    """How much may come out of an archive or a store; None: as much as of any archive."""
+    if size is None:
+        return UnpackLimits()
+    if size <= 0:
+        raise InvalidRequest(f"a limit of {size} bytes makes no sense", remedy="give a positive number")
+    return msgspec.structs.replace(UnpackLimits(), size=size)
+
+
+def install(core: Core, found: Unpacked, identity: str, name: str, stored_as: str = "") -> Sandbox:
+    """Make a sandbox of what was unpacked, durably. `stored_as` is the id that the checkpoint has in a store."""
+    with _installing:
+        record = _install(core, found, identity, name, stored_as)
     with btrfs.checked(core.pool.root):
         btrfs.sync(core.pool.root)
         core.ground.store.commit(identity)
     return core.view(record)
 
 
-def _check_free(core: Core, name: str) -> None:
+def check_free(core: Core, name: str) -> None:
     if any(one.name == name for one in (*core.registry.all(), *core.registry.broken())):
         raise AlreadyExists(f"a sandbox named {name!r} exists", remedy=f"choose another name, or `crab rm {name}`")
 
 
-def _check_host_use(core: Core, manifest: Manifest, allowed: bool) -> None:
+def check_host_use(core: Core, manifest: Manifest, allowed: bool) -> None:
     """Whoever made the archive must not choose what of this host its programs see (law 6)."""
     spec = manifest.spec
     uses = [f"the folder {mount.source} (at {mount.target}, {mount.kind})" for mount in spec.mounts]
@@ -160,7 +171,7 @@ def _check_host_use(core: Core, manifest: Manifest, allowed: bool) -> None:
         raise ArchiveRefused(error.message, remedy="do not use it") from error
 
 
-def _install(core: Core, found: Unpacked, identity: str, name: str) -> Record:
+def _install(core: Core, found: Unpacked, identity: str, name: str, stored_as: str) -> Record:
     """Make what was unpacked visible, the sandbox last. On a failure everything is taken back."""
     with contextlib.ExitStack() as undo:
         image = _image(core, found, undo)
@@ -176,7 +187,9 @@ def _install(core: Core, found: Unpacked, identity: str, name: str) -> Record:
             image=image.name,
             proof=Proof(reason="imported"),
         )
-        manifest = msgspec.structs.replace(found.manifest, checkpoint=checkpoint, spec=spec, runtime=found.ground)
+        manifest = msgspec.structs.replace(
+            found.manifest, checkpoint=checkpoint, spec=spec, runtime=found.ground, stored_as=stored_as
+        )
         core.ground.store.publish(found.staging, manifests.encode(manifest))
         undo.callback(core.ground.store.discard, identity)
         core.registry.index(checkpoint)

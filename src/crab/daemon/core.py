@@ -32,6 +32,7 @@ from crab.model import Checkpoint, Sandbox, State
 from crab.sandbox import network
 from crab.sandbox.images import ImageStore
 from crab.sandbox.incarnation import Incarnation
+from crab.store.repository import Repository
 from crab.turns.coordinator import Coordinator
 
 log = logging.getLogger("crab.core")
@@ -71,6 +72,8 @@ class Core:
         self.coordinator = coordinator
         self.engine = engine
         self.images = ImageStore(pool, state_dir / "cache")
+        self.stores: dict[tuple[str, bytes], Repository] = {}
+        """Stores that were opened, by URL and key: what their indexes say is not read twice."""
         self.steps: dict[str, str] = {}
         """What is being done for each image that is being made."""
         self._lock_file = lock

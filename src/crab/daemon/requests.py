@@ -33,10 +33,16 @@ from crab.model import (
     Seconds,
     ShellResult,
     ShellState,
+    StoreCheck,
+    StoreCollection,
+    StoredCheckpoint,
+    StoreInfo,
+    StoreStats,
     Struct,
     Trial,
     Verification,
 )
+from crab.store.retention import Policy
 
 
 class Request(Struct, kw_only=True):
@@ -533,6 +539,91 @@ class Import(Request, kw_only=True):
     """Bytes that the archive may unpack to; None: 32 GiB."""
 
 
+class StoreRequest(Request, kw_only=True):
+    """What all requests to a store say."""
+
+    url: str
+    """`s3://BUCKET/PREFIX`, `file:///FOLDER`, or an absolute path on the daemon's host. Endpoint and keys of S3 are those of
+    the daemon's AWS_… variables."""
+    key_file: str = ""
+    """Of an encrypted store: absolute path on the daemon's host."""
+
+
+class StoreInit(StoreRequest, kw_only=True):
+    """Make a store where none is; encrypted if a key file is given."""
+
+    operation = "store-init"
+    returns = StoreInfo
+    grace: Seconds = 24 * 3600.0
+    """Seconds that what is no longer needed stays at least, twice. No checkpoint may take half of it to be sent."""
+
+
+class StorePut(StoreRequest, kw_only=True):
+    """Send a checkpoint to a store, with all that it stands on. When this returns it is durable there."""
+
+    operation = "store-put"
+    returns = StoredCheckpoint
+    sandbox: str
+    ref: str
+
+
+class StoreGet(StoreRequest, kw_only=True):
+    """Make a sandbox from a checkpoint of a store; it is stopped until `recover`."""
+
+    operation = "store-get"
+    returns = Sandbox
+    checkpoint: str
+    """NAME of a sandbox (the newest), NAME@REF, or an id or its beginning."""
+    name: str = ""
+    """Empty: the name it had, or a free one like it."""
+    allow_host: bool = False
+    """Also if the sandbox uses folders or the network of the host: those of this host, then."""
+    limit: int | None = None
+    """Bytes that the checkpoint may have; None: 32 GiB."""
+
+
+class StoreList(StoreRequest, kw_only=True):
+    """The checkpoints in a store, oldest first."""
+
+    operation = "store-list"
+    returns = tuple[StoredCheckpoint, ...]
+
+
+class StoreRemove(StoreRequest, kw_only=True):
+    """Take a checkpoint out of a store. Others keep all that they need."""
+
+    operation = "store-remove"
+    returns = Removed
+    checkpoint: str
+    """As of `StoreGet`, or the id of one whose record is damaged."""
+
+
+class StoreLook(StoreRequest, kw_only=True):
+    """Whether all that is in a store is what was written."""
+
+    operation = "store-check"
+    returns = StoreCheck
+    data: bool = False
+    """Read every byte; else the sizes of packs and all lists."""
+    repair: bool = False
+    """Make indexes again of packs that are in none, and give up damaged ones, so that what they had can be sent again."""
+
+
+class StoreFigures(StoreRequest, kw_only=True):
+    """How much is in a store."""
+
+    operation = "store-stats"
+    returns = StoreStats
+
+
+class StoreCollect(StoreRequest, kw_only=True):
+    """Remove what no checkpoint of a store needs. With `policy`, first take out what that does not keep."""
+
+    operation = "store-gc"
+    returns = StoreCollection
+    policy: Policy | None = None
+
+
 class CopyIn(Request, kw_only=True):
     """Copy a file or folder of the daemon's host into the sandbox."""
 
@@ -564,7 +655,10 @@ class Apply(Request, kw_only=True):
 
 
 def _subclasses(base: type[Request]) -> list[type[Request]]:
-    return [child for child in base.__subclasses__() if child.__dict__.get("operation")]
+    children = base.__subclasses__()
+    return [child for child in children if child.__dict__.get("operation")] + [
+        found for child in children for found in _subclasses(child)
+    ]
 
 
 CALLS: dict[str, type[Request]] = {call.operation: call for call in _subclasses(Request)}

@@ -26,6 +26,7 @@ from crab.daemon import (
     lifecycle,
     shells,
     steps,
+    storing,
     transfer,
     trying,
 )
@@ -203,5 +204,15 @@ def command_list(core: Core, request: ask.CommandList) -> tuple[ExecStatus, ...]
 
 
 _ANSWERS: dict[type[ask.Request], Answer] = collect(
-    archiving, catalogue, comparing, conversing, draining, history, lifecycle, shells, transfer, sys.modules[__name__]
+    archiving,
+    catalogue,
+    comparing,
+    conversing,
+    draining,
+    history,
+    lifecycle,
+    shells,
+    storing,
+    transfer,
+    sys.modules[__name__],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from crab.errors import HostUnsuitable
 
 
+@cache  # a module that is not there is looked for anew at every import: 54 µs
 def zstd() -> Any:
     """The module for zstd: of Python itself from 3.14 on. Raises `HostUnsuitable` if there is none."""
     try:

@@ -130,8 +130,63 @@ class Host:
         request = ask.Import(path=words.host_path(path), name=name, allow_host=allow_host, limit=limit)
         return self._of(self.call(request))
 
+    def store(self, url: str, key_file: words.Path = "") -> Store:
+        """A store of checkpoints: `s3://BUCKET/PREFIX`, `file:///FOLDER`, or a path on the daemon's host. Asks nothing."""
+        return Store(self._transport, words.store_url(url), words.host_path(key_file) if key_file else "")
+
     def _of(self, found: model.Sandbox) -> Sandbox:
         return Sandbox(self._transport, found.id, found.name)
+
+
+class Store:
+    """Checkpoints that outlive their host (docs/store.md). Every call raises `StoreUnavailable`, `StoreRefused`, `WrongKey`,
+    or `Incompatible` for a store of a newer version.
+    """
+
+    def __init__(self, transport: Transport, url: str, key_file: str) -> None:
+        self._transport = transport
+        self._url = url
+        self._key = key_file
+
+    def init(self, grace: float = 24 * 3600.0) -> model.StoreInfo:
+        """Make the store, encrypted if there is a key file. `grace`: seconds that what nothing needs stays, twice.
+
+        Raises `AlreadyExists`.
+        """
+        return self._transport.call(ask.StoreInit(url=self._url, key_file=self._key, grace=grace))
+
+    def put(self, sandbox: str, ref: words.Ref = "head") -> model.StoredCheckpoint:
+        """Send a checkpoint of a sandbox; it is durable in the store when this returns."""
+        request = ask.StorePut(url=self._url, key_file=self._key, sandbox=sandbox, ref=words.ref_of(ref))
+        return self._transport.call(request)
+
+    def get(self, checkpoint: str, name: str = "", *, allow_host: bool = False, limit: int | None = None) -> Sandbox:
+        """A sandbox from a checkpoint (an id, or NAME@REF); it is stopped until `recover`. As `Host.import_archive`."""
+        request = ask.StoreGet(
+            url=self._url, key_file=self._key, checkpoint=checkpoint, name=name, allow_host=allow_host, limit=limit
+        )
+        found = self._transport.call(request)
+        return Sandbox(self._transport, found.id, found.name)
+
+    def list(self) -> tuple[model.StoredCheckpoint, ...]:
+        """The checkpoints, oldest first."""
+        return self._transport.call(ask.StoreList(url=self._url, key_file=self._key))
+
+    def remove(self, checkpoint: str) -> ask.Removed:
+        """Take a checkpoint out; others keep all that they need."""
+        return self._transport.call(ask.StoreRemove(url=self._url, key_file=self._key, checkpoint=checkpoint))
+
+    def check(self, *, data: bool = False, repair: bool = False) -> model.StoreCheck:
+        """Whether all is what was written, and which checkpoints are affected if not. With `data` every byte is read."""
+        return self._transport.call(ask.StoreLook(url=self._url, key_file=self._key, data=data, repair=repair))
+
+    def stats(self) -> model.StoreStats:
+        """How much there is."""
+        return self._transport.call(ask.StoreFigures(url=self._url, key_file=self._key))
+
+    def collect(self, policy: ask.Policy | None = None) -> model.StoreCollection:
+        """Remove what no checkpoint needs; with a policy, first take out what that does not keep."""
+        return self._transport.call(ask.StoreCollect(url=self._url, key_file=self._key, policy=policy))
 
 
 class Images:

@@ -145,6 +145,11 @@ def host_path(path: Path) -> str:
     return os.path.abspath(text) + ("/" if text.endswith("/") and os.path.abspath(text) != "/" else "")
 
 
+def store_url(url: str) -> str:
+    """The URL of a store; a path as an absolute one."""
+    return url if "://" in url or not url else host_path(url)
+
+
 def image_source(source: str) -> str:
     """The source of an image, its path absolute: `dir:root` becomes `dir:/here/root`."""
     kind, colon, rest = source.partition(":")

@@ -110,6 +110,7 @@ def crab(fake: Fake, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[
 
 Crab = Callable[..., tuple[int, str, str]]
 HERE = os.getcwd()
+STORE: Any = {"url": f"{HERE}/s"}
 CREATE = (
     "create x --image i -e A=1 -w /w -u u --network nat --memory 1G --cpus 1.5 --pids 9 --disk 2G -v d:/t:ro "
     "-v /h:/u:bind --hostname h --no-start"
@@ -199,6 +200,30 @@ VERBS: dict[str, tuple[list[str], ask.Request, str]] = {
         ask.Import(path=f"{HERE}/f", name="n", allow_host=True, limit=1 << 30),
         "text\n",
     ),
+    "store-init": (
+        ["store", "init", "--store", "s", "--key-file", "k", "--grace", "90s"],
+        ask.StoreInit(**STORE, key_file=f"{HERE}/k", grace=90),
+        "",
+    ),
+    "store-put": (
+        ["store", "put", "--store", "s", "x@1"],
+        ask.StorePut(**STORE, sandbox="x", ref="1"),
+        "turn 7 (text) stored: 7 B, 7 B of it new\n",
+    ),
+    "store-get": (
+        ["store", "get", "--store", "s", "x@1", "--name", "n", "--allow-host", "--limit", "1G"],
+        ask.StoreGet(**STORE, checkpoint="x@1", name="n", allow_host=True, limit=1 << 30),
+        "text\n",
+    ),
+    "store-ls": (["store", "ls", "--store", "s3://b/p"], ask.StoreList(url="s3://b/p"), ""),
+    "store-rm": (["store", "rm", "--store", "s", "x@1"], ask.StoreRemove(**STORE, checkpoint="x@1"), ""),
+    "store-stats": (["store", "stats", "--store", "s"], ask.StoreFigures(**STORE), ""),
+    "store-gc": (["store", "gc", "--store", "s"], ask.StoreCollect(**STORE), ""),
+    "store-gc-policy": (
+        ["store", "gc", "--store", "s", "--keep-last", "3", "--keep-every", "10", "--drop-heads"],
+        ask.StoreCollect(**STORE, policy=ask.Policy(last=3, every=10, heads=False)),
+        "",
+    ),
     "commit": (["commit", "x", "n"], ask.Commit(sandbox="s1", name="n"), "text  7 B  text\n"),
     "image-add": (
         ["image", "add", "--if-missing", "n", "dir:r"],
@@ -234,7 +259,7 @@ def test_a_verb_makes_its_request_and_prints_the_answer(name: str, crab: Crab, f
 @pytest.mark.parametrize("name", VERBS)
 def test_with_json_a_verb_prints_one_document(name: str, crab: Crab) -> None:
     arguments = VERBS[name][0]
-    words = arguments[:2] if arguments[0] == "image" else arguments[:1]
+    words = arguments[:2] if arguments[0] in ("image", "store") else arguments[:1]
     status, out, _ = crab(*words, "--json", *arguments[len(words) :])
     assert status == 0
     assert isinstance(json.loads(out), (dict, list))
@@ -288,6 +313,26 @@ def test_verify_ends_with_0_only_if_it_is_proven(crab: Crab, fake: Fake) -> None
     status, out, _ = crab("verify", "x@1")
     assert status == 70
     assert out == "c1 failed: a page differs\ncompared: 3 files, 9 pages\ndiffers: page 7\n"
+
+
+def test_a_check_of_a_store_ends_with_65_and_names_what_is_affected(crab: Crab, fake: Fake) -> None:
+    whole = model.StoreCheck(checkpoints=2, packs=3, read=4096)
+    fake.service.answers[ask.StoreLook] = whole
+    text = "2 checkpoints, 3 packs, 4.0 KiB read and compared\nevery checkpoint can be read\n"
+    assert crab("store", "check", "--store", "s", "--data") == (0, text, "")
+    problem = model.StoreProblem(what="packs/aa/aa is missing", checkpoints=("c1",))
+    fake.service.answers[ask.StoreLook] = msgspec.structs.replace(whole, problems=(problem,), affected=("c1",))
+    status, out, _ = crab("store", "check", "--store", "s")
+    assert status == 65
+    assert out.splitlines()[1:] == ["damaged: packs/aa/aa is missing: checkpoints c1", "cannot be read: c1"]
+
+
+def test_a_store_must_be_named(crab: Crab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CRAB_STORE", raising=False)
+    status, _, err = crab("store", "ls")
+    assert status == 64
+    assert "$CRAB_STORE" in err
+    assert crab("store", "gc", "--store", "s", "--drop-heads")[0] == 64
 
 
 def test_of_several_sandboxes_all_are_tried(crab: Crab, fake: Fake) -> None:

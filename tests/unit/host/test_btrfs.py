@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import shutil
 import subprocess
@@ -283,3 +284,73 @@ def test_a_kernel_without_simple_quotas_is_named(disk: Path, monkeypatch: pytest
     with pytest.raises(HostUnsuitable, match="quota"):
         btrfs.set_limit(disk / "sub", MIB)
     assert btrfs.quota_mode(disk) == "none"
+
+
+# ---------------------------------------------------------------- what was changed
+
+
+def test_every_kind_of_change_since_a_snapshot_is_seen_and_nothing_else(disk: Path) -> None:
+    """Also what no clock tells: a change in the same tick, with the times put back."""
+    live = disk / "live"
+    btrfs.create(live)
+    (live / "folder").mkdir()
+    names = [
+        "same",
+        "written",
+        "appended",
+        "mapped",
+        "chmod",
+        "xattr",
+        "linked",
+        "renamed",
+        "utime",
+        "truncated",
+        "large",
+    ]
+    for name in names:
+        (live / name).write_bytes(b"x" * 9000)
+    for number in range(2000):
+        (live / "folder" / str(number)).write_bytes(b"small")
+    inodes = {name: (live / name).stat().st_ino for name in [*names, "folder"]}
+    before = (live / "written").stat()
+    btrfs.snapshot(live, disk / "first", read_only=True)
+    since = btrfs.info(disk / "first").made_in
+    with open(live / "written", "r+b") as file:
+        file.write(b"y")
+    os.utime(live / "written", ns=(before.st_atime_ns, before.st_mtime_ns))
+    with open(live / "appended", "ab") as file:
+        file.write(b"z")
+    with open(live / "mapped", "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[5000] = 1
+    (live / "chmod").chmod(0o600)
+    os.setxattr(live / "xattr", "user.a", b"1")
+    os.link(live / "linked", live / "folder" / "again")
+    (live / "renamed").rename(live / "moved")
+    os.utime(live / "utime", ns=(1, 1))
+    os.truncate(live / "truncated", 100)
+    with open(live / "large", "r+b") as file:
+        for place in range(0, 200 << 20, 1 << 20):
+            file.seek(place)
+            file.write(b"w")
+    (live / "new").write_bytes(b"new")
+    btrfs.snapshot(live, disk / "second", read_only=True)
+    found = btrfs.changed_inodes(disk / "second", since)
+    changed = {name for name, inode in inodes.items() if inode in found}
+    assert changed == {*names, "folder"} - {"same"}
+    assert (live / "new").stat().st_ino in found
+    assert len(found) <= len(changed) + 2  # those, the new file, and the top folder
+    assert btrfs.changed_inodes(disk / "second", btrfs.info(disk / "second").made_in) == set()
+    assert len(btrfs.changed_inodes(disk / "second", 0)) == 2000 + len(names) + 3
+
+
+def test_a_clone_of_a_snapshot_has_only_its_own_changes(disk: Path) -> None:
+    btrfs.create(disk / "live")
+    for number in range(100):
+        (disk / "live" / str(number)).write_bytes(b"x")
+    btrfs.snapshot(disk / "live", disk / "saved", read_only=True)
+    (disk / "live" / "1").write_bytes(b"given up")
+    btrfs.snapshot(disk / "saved", disk / "restored", read_only=False)
+    (disk / "restored" / "2").write_bytes(b"y")
+    btrfs.snapshot(disk / "restored", disk / "next", read_only=True)
+    found = btrfs.changed_inodes(disk / "next", btrfs.info(disk / "saved").made_in)
+    assert found == {(disk / "next" / "2").stat().st_ino}

@@ -72,6 +72,7 @@ class AsyncRecording(Recording):
         return super().attach(sandbox, name)
 
 
+STORE: Any = {"url": f"{os.getcwd()}/s", "key_file": f"{os.getcwd()}/k"}
 HOST_CALLS: dict[str, tuple[Callable[[Any], Any], ask.Request]] = {
     "about": (lambda h: h.about(), ask.About()),
     "jobs": (lambda h: h.jobs(), ask.Jobs()),
@@ -126,6 +127,24 @@ HOST_CALLS: dict[str, tuple[Callable[[Any], Any], ask.Request]] = {
     "image.step": (lambda h: h.images.step("n"), ask.ImageStep(name="n")),
     "image.show": (lambda h: h.images.show("n"), ask.ImageShow(name="n")),
     "image.remove": (lambda h: h.images.remove("n"), ask.ImageRemove(name="n")),
+    "store.init": (lambda h: h.store("s", "k").init(5), ask.StoreInit(**STORE, grace=5)),
+    "store.put": (lambda h: h.store("s", "k").put("b", 2), ask.StorePut(**STORE, sandbox="b", ref="2")),
+    "store.get": (
+        lambda h: h.store("s", "k").get("b@2", "n", allow_host=True, limit=9),
+        ask.StoreGet(**STORE, checkpoint="b@2", name="n", allow_host=True, limit=9),
+    ),
+    "store.list": (lambda h: h.store("s", "k").list(), ask.StoreList(**STORE)),
+    "store.remote": (lambda h: h.store("s3://b/p").list(), ask.StoreList(url="s3://b/p")),
+    "store.remove": (lambda h: h.store("s", "k").remove("b"), ask.StoreRemove(**STORE, checkpoint="b")),
+    "store.check": (
+        lambda h: h.store("s", "k").check(data=True, repair=True),
+        ask.StoreLook(**STORE, data=True, repair=True),
+    ),
+    "store.stats": (lambda h: h.store("s", "k").stats(), ask.StoreFigures(**STORE)),
+    "store.collect": (
+        lambda h: h.store("s", "k").collect(ask.Policy(last=3)),
+        ask.StoreCollect(**STORE, policy=ask.Policy(last=3)),
+    ),
 }
 BOX_CALLS: dict[str, tuple[Callable[[Any], Any], ask.Request]] = {
     "info": (lambda b: b.info(), ask.Inspect(sandbox="text")),
