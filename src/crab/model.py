@@ -420,8 +420,10 @@ class Drained(Struct, kw_only=True):
     age_s: float = 0.0
     """Of one that is not safe: how old its newest checkpoint is; 0 if it has none."""
     paused: bool = False
+    stored: bool = False
+    """It is in the store, so that it outlives this host."""
     why: str = ""
-    """Why it is not safe."""
+    """Why it is not safe, or not in the store that was wanted."""
 
 
 # ---------------------------------------------------------------- models

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from e2e.box import Box, eventually
@@ -13,6 +14,7 @@ from crab.daemon import requests as ask
 from crab.daemon.proving import Proving
 from crab.daemon.service import Service
 from crab.engine.jobs import Urgency
+from crab.errors import CrabError
 from crab.model import Drained, EngineState, State
 
 pytestmark = [pytest.mark.kernel, pytest.mark.criu]
@@ -67,6 +69,37 @@ def test_what_drain_could_not_save_in_time_is_said(service: Service, box: Box, j
     assert f"its turn had not come after 0.2 s: {service._core.engine.slots} jobs run" == found.why
     jammed()
     assert drained(service, seconds=60.0)[box.name].safe
+
+
+def test_drain_sends_to_a_store_and_says_what_did_not_get_there(
+    service: Service, box: Box, tmp_path: Path, jammed: Callable[[], None]
+) -> None:
+    jammed()
+    store = ask.StoreRequest(url=str(tmp_path / "store"))
+    service.handle(ask.StoreInit(url=store.url))
+    box.run("echo kept >/root/kept")
+    found = drained(service, seconds=60.0, store=store.url)[box.name]
+    assert (found.safe, found.stored, found.why) == (True, True, "")
+    assert [one.id for one in service.handle(ask.StoreList(url=store.url))] == [found.checkpoint]
+    missing = drained(service, seconds=60.0, store=str(tmp_path / "none"))[box.name]
+    assert missing.safe and not missing.stored and "none" in missing.why
+
+
+def test_the_newest_checkpoints_are_sent_as_they_come(service: Service, box: Box, tmp_path: Path) -> None:
+    store = ask.StoreRequest(url=str(tmp_path / "store"))
+    sending = service.sending(store)
+    box.checkpoint()
+    with pytest.raises(CrabError):  # there is no store yet: said, and tried again
+        sending.send_one()
+    service.handle(ask.StoreInit(url=store.url))
+    sending._known.clear()
+    made = box.checkpoint()
+    assert sending.send_one() == made.id and sending.send_one() is None
+    box.checkpoint()
+    assert sending.send_one() is None, "not all the time"
+    sending._known.clear()
+    assert sending.send_one() == box.look().head
+    assert len(service.handle(ask.StoreList(url=store.url))) == 2
 
 
 def test_the_queue_is_seen_with_its_reasons(service: Service, box: Box, jammed: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ import click
 from crab.cli.session import Session, json_option
 from crab.cli.text import Table, pairs
 from crab.daemon import wire
-from crab.daemon.requests import Version
+from crab.daemon.requests import StoreRequest, Version
 from crab.errors import DaemonUnavailable
 from crab.sdk.transport import default_state_dir
 
@@ -31,8 +31,10 @@ def daemon() -> None:
     metavar="SECONDS",
     help="At SIGTERM make every running sandbox safe first, for so long at most (`crab drain`).",
 )
+@click.option("--store", metavar="URL", help="Send the newest checkpoint of every sandbox to that store as they come.")
+@click.option("--key-file", default="", type=click.Path(), help="Of an encrypted store: absolute path.")
 @click.pass_obj
-def run(session: Session, drain: float) -> None:
+def run(session: Session, drain: float, store: str | None, key_file: str) -> None:
     """Run the daemon in the foreground, until SIGTERM.
 
     Sandboxes run on when it ends, and the next one takes them over. `crab --state DIR --socket PATH daemon run` chooses
@@ -40,7 +42,12 @@ def run(session: Session, drain: float) -> None:
     """
     from crab.daemon.run import leave, serve
 
-    serve(session.state or default_state_dir(), _socket(session), drain)
+    serve(
+        session.state or default_state_dir(),
+        _socket(session),
+        drain,
+        StoreRequest(url=store, key_file=key_file) if store else None,
+    )
     leave()
 
 

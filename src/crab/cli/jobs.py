@@ -57,18 +57,20 @@ def jobs_table(found: EngineState) -> Table:
     help="Seconds; what has not begun by then is not done.",
 )
 @click.option("--pause", is_flag=True, help="Let nothing run in a sandbox from its capture on (`crab resume` goes on).")
+@click.option("--store", default="", metavar="URL", help="Also send them to that store, as far as the time allows.")
+@click.option("--key-file", default="", help="Of an encrypted store: absolute path on the daemon's host.")
 @json_option
 @click.pass_obj
-def drain(session: Session, deadline: float, pause: bool) -> None:
+def drain(session: Session, deadline: float, pause: bool, store: str, key_file: str) -> None:
     """Make every running sandbox safe before the machine goes.
 
     For the notice that a spot machine gets. All running sandboxes are captured, those that take least time first. The exit
-    status is 1 if one of them is not safe.
+    status is 1 if one of them is not safe (or not in the store that was given).
     """
     with session.host() as host:
-        found = host.drain(deadline, pause=pause)
+        found = host.drain(deadline, pause=pause, store=store, key_file=key_file)
     session.show(found, lambda: drain_table(found))
-    if not all(one.safe for one in found):
+    if not all(one.safe and (one.stored or not store) for one in found):
         sys.exit(1)
 
 
@@ -77,7 +79,7 @@ def drain_table(found: Sequence[Drained]) -> Table:
     rows = tuple(
         (
             one.sandbox,
-            "safe" if one.safe else "not safe",
+            "stored" if one.stored else "safe" if one.safe else "not safe",
             str(one.turn) if one.checkpoint else "-",
             one.checkpoint or "-",
             one.why + (f" (its newest checkpoint is {one.age_s:.0f} s old)" if one.age_s else ""),
@@ -89,5 +91,5 @@ def drain_table(found: Sequence[Drained]) -> Table:
         rows,
         right=frozenset({"TURN"}),
         empty="no sandbox runs",
-        tones={"safe": "green", "not": "red"},
+        tones={"safe": "green", "stored": "green", "not": "red"},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ from crab.daemon.dispatch import answers
 from crab.daemon.history import checkpoint_of
 from crab.daemon.past import note_checkpoint
 from crab.daemon.registry import Record
+from crab.daemon.storing import sent
 from crab.errors import Busy, CrabError, InvalidRequest
 from crab.model import Drained, EngineState, State
 
@@ -43,27 +45,31 @@ def drain(core: Core, request: ask.Drain) -> tuple[Drained, ...]:
     if not records:
         return ()
     with ThreadPoolExecutor(len(records), "crab-drain") as pool:
-        found = tuple(pool.map(lambda record: _drained(core, record, end, request.pause), records))
-    late = [one.sandbox for one in found if not one.safe]
+        found = tuple(pool.map(lambda record: _drained(core, record, end, request), records))
+    late = [one.sandbox for one in found if not one.safe or one.why]
     log.info(
         "%d of %d sandboxes are safe%s", len(found) - len(late), len(found), f", not: {', '.join(late)}" if late else ""
     )
     return found
 
 
-def _drained(core: Core, record: Record, end: float, pause: bool) -> Drained:
-    """Take a checkpoint, and say what came of it; never raises `CrabError`."""
+def _drained(core: Core, record: Record, end: float, request: ask.Drain) -> Drained:
+    """Take a checkpoint, send it if that is wanted, and say what came of it; never raises `CrabError`."""
     why = ""
     while not why:
         try:
             left = max(end - time.monotonic(), 0.0)
             with core.operation(record.id, "drain") as record:
                 made = checkpoint_of(core, record, "", "adaptive", durable=True, seconds=left)
-                if pause:
+                if request.pause:
                     core.life(record).group.freeze()
                     core.registry.save(msgspec.structs.replace(core.registry.find(record.id), wanted=State.PAUSED))
                 note_checkpoint(core, record, made)
-                return Drained(sandbox=record.name, safe=True, checkpoint=made.id, turn=made.turn, paused=pause)
+            found = Drained(sandbox=record.name, safe=True, checkpoint=made.id, turn=made.turn, paused=request.pause)
+            if not request.store:
+                return found
+            why = _sent(core, request, record, made.id, end)
+            return msgspec.structs.replace(found, stored=not why, why=why)
         except Busy as error:
             if time.monotonic() > end:
                 why = error.message
@@ -73,3 +79,21 @@ def _drained(core: Core, record: Record, end: float, pause: bool) -> Drained:
     head = core.registry.checkpoint(record.head) if record.head else None
     age = time.time() - head.created if head else 0.0
     return Drained(sandbox=record.name, safe=False, checkpoint=record.head, turn=record.turn, age_s=age, why=why)
+
+
+def _sent(core: Core, request: ask.Drain, record: Record, checkpoint: str, end: float) -> str:
+    """Send a checkpoint; why it is not in the store, or empty. What goes on after the deadline is not waited for."""
+    why = ["it was not sent in time"]
+    store = ask.StoreRequest(url=request.store, key_file=request.key_file)
+
+    def send() -> None:
+        try:
+            sent(core, store, record.id, checkpoint)
+            why[0] = ""
+        except CrabError as error:
+            why[0] = error.message
+
+    thread = threading.Thread(target=send, name="crab-drain-send", daemon=True)
+    thread.start()
+    thread.join(max(end - time.monotonic(), 0.0))
+    return why[0]

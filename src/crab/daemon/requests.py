@@ -407,6 +407,9 @@ class Drain(Request, kw_only=True):
     """What has not begun by then is not done."""
     pause: bool = False
     """Let nothing run in a sandbox from its capture on."""
+    store: str = ""
+    """Also send them to that store, as far as the time allows (`StoreRequest.url`)."""
+    key_file: str = ""
 
 
 class Turns(Request, kw_only=True):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crab.daemon.client import SocketTransport
-from crab.daemon.requests import Drain, Version
+from crab.daemon.requests import Drain, StoreRequest, Version
 from crab.errors import Busy, HostUnsuitable
 
 if TYPE_CHECKING:
@@ -30,10 +30,11 @@ DRAIN_SECONDS = 20.0
 log = logging.getLogger("crab.daemon")
 
 
-def serve(state_dir: Path, socket_path: Path, drain_seconds: float = 0.0) -> None:
+def serve(state_dir: Path, socket_path: Path, drain_seconds: float = 0.0, store: StoreRequest | None = None) -> None:
     """Run the daemon until SIGTERM or SIGINT. Raises `Busy`, `HostUnsuitable` and others if it cannot start.
 
-    With `drain_seconds` every running sandbox is made safe before it ends, as far as that time allows.
+    With `drain_seconds` every running sandbox is made safe before it ends, as far as that time allows; with `store` the newest
+    checkpoints are sent there as they come.
     """
     from crab.daemon.server import listen
     from crab.daemon.service import Service  # it brings in everything below; `stop` does without
@@ -42,8 +43,15 @@ def serve(state_dir: Path, socket_path: Path, drain_seconds: float = 0.0) -> Non
     _many_descriptors()
     listener = listen(socket_path)
     try:
-        with Service.open(state_dir) as service, contextlib.closing(service.proving()):
-            asyncio.run(_serve(service, listener, socket_path, drain_seconds))
+        with contextlib.ExitStack() as stack:
+            service = stack.enter_context(Service.open(state_dir))
+            stack.enter_context(contextlib.closing(service.proving()))
+            if store is not None:
+                stack.enter_context(contextlib.closing(service.sending(store))).start()
+            drain = Drain(
+                seconds=drain_seconds, store=store.url if store else "", key_file=store.key_file if store else ""
+            )
+            asyncio.run(_serve(service, listener, socket_path, drain if drain_seconds else None))
     finally:
         listener.close()
         with contextlib.suppress(FileNotFoundError):
@@ -56,7 +64,7 @@ def leave() -> None:
     os._exit(0)
 
 
-async def _serve(service: Service, listener: socket.socket, socket_path: Path, drain_seconds: float) -> None:
+async def _serve(service: Service, listener: socket.socket, socket_path: Path, drain: Drain | None) -> None:
     from aiohttp import web
 
     from crab.daemon.server import Server
@@ -74,9 +82,9 @@ async def _serve(service: Service, listener: socket.socket, socket_path: Path, d
     try:
         await end.wait()
         notify("STOPPING=1")
-        if drain_seconds:
-            log.info("making every sandbox safe, for %g s at most", drain_seconds)
-            await asyncio.to_thread(service.handle, Drain(seconds=drain_seconds))
+        if drain:
+            log.info("making every sandbox safe, for %g s at most", drain.seconds)
+            await asyncio.to_thread(service.handle, drain)
         log.info("stopping; sandboxes run on")
         for site in list(runner.sites):
             await site.stop()

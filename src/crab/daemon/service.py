@@ -36,6 +36,7 @@ from crab.daemon.dispatch import Answer, answers, collect
 from crab.daemon.door import checked, checked_command
 from crab.daemon.keeper import Keeper
 from crab.daemon.proving import Proving
+from crab.daemon.sending import Sending
 from crab.errors import CrabError, InvalidRequest, NotFound, SandboxGone
 from crab.model import ExecResult, ExecSpec, ExecStatus, Trial
 from crab.sandbox.command import Command
@@ -67,6 +68,10 @@ class Service:
     def proving(self) -> Proving:
         """Prove checkpoints in the background until that is closed."""
         return Proving(self._core)
+
+    def sending(self, store: ask.StoreRequest) -> Sending:
+        """Send the newest checkpoints to a store, from its `start` until it is closed."""
+        return Sending(self._core, store)
 
     def handle(self, request: ask.Request) -> Any:
         """The answer to a request, of its type `returns`. Raises the errors of the operation."""

@@ -19,6 +19,7 @@ from crab.daemon.archiving import check_free, check_host_use, install, limits_of
 from crab.daemon.core import Core, new_id
 from crab.daemon.dispatch import answers
 from crab.daemon.history import find
+from crab.engine.jobs import Urgency
 from crab.errors import Busy, Damaged, Incompatible, InvalidRequest, NotFound
 from crab.model import Checkpoint, Sandbox, StoreCheck, StoreCollection, StoredCheckpoint, StoreInfo, StoreStats, Struct
 from crab.store import check as checking
@@ -64,15 +65,27 @@ def init(core: Core, request: ask.StoreInit) -> StoreInfo:
 
 @answers(ask.StorePut)
 def put(core: Core, request: ask.StorePut) -> StoredCheckpoint:
-    """Send a checkpoint. The sandbox is held only until the checkpoint is pinned, as by `export`."""
-    repository = _opened(core, request)
+    """Send a checkpoint."""
+    return sent(core, request, request.sandbox, request.ref)
+
+
+def sent(
+    core: Core,
+    store: ask.StoreRequest,
+    sandbox: str,
+    ref: str,
+    urgency: Urgency = Urgency.URGENT,
+    what: str = "store put",
+) -> StoredCheckpoint:
+    """Send a checkpoint. The sandbox is held (for `what`) only until the checkpoint is pinned, as by `export`."""
+    repository = _opened(core, store)
     for attempt in range(1, _TRIES + 1):
         with contextlib.ExitStack() as stack:
             # it begins before anything is looked up in the store: see `gc`
             writer = stack.enter_context(Writer(repository))
             names = frozenset(repository.names())
-            with core.operation(request.sandbox, "store put") as record:
-                checkpoint = find(core, record, request.ref)
+            with core.operation(sandbox, what) as record:
+                checkpoint = find(core, record, ref)
                 if checkpoint.id in names:
                     return repository.record(checkpoint.id).checkpoint
                 parts = stack.enter_context(pinned(core, checkpoint, True))
@@ -80,7 +93,7 @@ def put(core: Core, request: ask.StorePut) -> StoredCheckpoint:
                 ancestor = _ancestor(core, checkpoint, names)
             base = _base(repository, ancestor) if ancestor else None
             try:
-                with core.engine.job("upload", record.id) as place:
+                with core.engine.job("upload", record.id, urgency) as place:
                     made = write(parts, files, base, writer)
                     place.writes = writer.added
                     return made.checkpoint

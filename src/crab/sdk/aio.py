@@ -120,9 +120,12 @@ class AsyncHost:
         """What the host works on for checkpoints: what runs, what waits for its turn, and why."""
         return await self.call(ask.Jobs())
 
-    async def drain(self, seconds: float = 30.0, *, pause: bool = False) -> tuple[model.Drained, ...]:
-        """Make every running sandbox safe before the machine goes; with `pause` nothing runs in one from its capture on."""
-        return await self.call(ask.Drain(seconds=seconds, pause=pause))
+    async def drain(
+        self, seconds: float = 30.0, *, pause: bool = False, store: str = "", key_file: str = ""
+    ) -> tuple[model.Drained, ...]:
+        """Make every running sandbox safe before the machine goes; with `pause` nothing runs in one from its capture on. With
+        `store` (its URL) they are sent there too, as far as the time allows."""
+        return await self.call(ask.Drain(seconds=seconds, pause=pause, store=store, key_file=key_file))
 
     async def import_archive(
         self, path: words.Path, name: str = "", *, allow_host: bool = False, limit: int | None = None

@@ -116,9 +116,12 @@ class Host:
         """What the host works on for checkpoints: what runs, what waits for its turn, and why."""
         return self.call(ask.Jobs())
 
-    def drain(self, seconds: float = 30.0, *, pause: bool = False) -> tuple[model.Drained, ...]:
-        """Make every running sandbox safe before the machine goes; with `pause` nothing runs in one from its capture on."""
-        return self.call(ask.Drain(seconds=seconds, pause=pause))
+    def drain(
+        self, seconds: float = 30.0, *, pause: bool = False, store: str = "", key_file: str = ""
+    ) -> tuple[model.Drained, ...]:
+        """Make every running sandbox safe before the machine goes; with `pause` nothing runs in one from its capture on. With
+        `store` (its URL) they are sent there too, as far as the time allows."""
+        return self.call(ask.Drain(seconds=seconds, pause=pause, store=store, key_file=key_file))
 
     def import_archive(
         self, path: words.Path, name: str = "", *, allow_host: bool = False, limit: int | None = None

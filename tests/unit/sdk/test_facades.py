@@ -76,7 +76,10 @@ STORE: Any = {"url": f"{os.getcwd()}/s", "key_file": f"{os.getcwd()}/k"}
 HOST_CALLS: dict[str, tuple[Callable[[Any], Any], ask.Request]] = {
     "about": (lambda h: h.about(), ask.About()),
     "jobs": (lambda h: h.jobs(), ask.Jobs()),
-    "drain": (lambda h: h.drain(5, pause=True), ask.Drain(seconds=5, pause=True)),
+    "drain": (
+        lambda h: h.drain(5, pause=True, store="/s", key_file="/k"),
+        ask.Drain(seconds=5, pause=True, store="/s", key_file="/k"),
+    ),
     "doctor": (lambda h: h.doctor(), ask.Doctor()),
     "create": (
         lambda h: h.create(
