@@ -16,6 +16,7 @@ import socket
 import stat
 import sys
 import time
+from importlib.util import MAGIC_NUMBER
 
 INIT = 1  # Crab's own; what it holds open is the line to the host
 INIT_SOCKET = "@crab-init"
@@ -124,9 +125,12 @@ def python_cache(path: str) -> str:
     """The code of a .pyc, without the head (whose bytes 8 to 16 are time and size of the source) and marshal's flags."""
     data = read(path)
     try:
-        return of_bytes(data[:8] + ascii(plain_code(marshal.loads(data[16:]))).encode())
-    except (ValueError, EOFError, TypeError):  # of another Python
-        return of_bytes(data[:8] + data[16:])
+        # what another Python has written is not for this one's marshal: it may raise anything, or worse
+        if data[:4] == MAGIC_NUMBER:
+            return of_bytes(data[:8] + ascii(plain_code(marshal.loads(data[16:]))).encode())
+    except (ValueError, EOFError, TypeError):
+        pass  # damaged
+    return of_bytes(data[:8] + data[16:])
 
 
 def plain_code(value: object) -> object:
@@ -181,13 +185,15 @@ def living() -> dict[int, str]:
 
 
 def observe_processes() -> list[object]:
-    first = living()
-    time.sleep(BLINK)
-    second = living()
     mine, pid = {INIT}, os.getpid()
     while pid > INIT:
         mine.add(pid)
         pid = int(stat_of(pid)[1])
+    first = living()
+    if not first.keys() - mine:
+        return []
+    time.sleep(BLINK)
+    second = living()
     found: list[object] = []
     for pid in sorted(second):
         if pid in mine or first.get(pid) != second[pid]:
@@ -225,6 +231,7 @@ def descriptor(folder: str, fd: str) -> str:
         return "terminal"
     if not target.startswith("/"):  # pipe:[123], socket:[123], anon_inode:[eventpoll]
         return re.sub(r":\[\d+\]$", "", target)
+    target = re.sub(r"/#\d+ \(deleted\)$", "/# (deleted)", target)  # of O_TMPFILE: the number of its inode
     status = os.stat(folder + "fd/" + fd)
     if not stat.S_ISREG(status.st_mode):
         return shown(target)

@@ -109,6 +109,14 @@ def repeated(after: Resume, kill: Kill) -> range:
     return range(after.turn, kill.turn + 1 if kill.at_end else kill.turn)
 
 
+def answered(after: Resume, known: int) -> int:
+    """Up to which turn the model need not be asked again after a crash, if it had been asked for the turns up to `known`.
+
+    Its answers belong to the conversation, and are recorded with every other way of recovery but a restart.
+    """
+    return 0 if after.recovery == Recovery.RESTART else known
+
+
 POLICIES: dict[str, Callable[[], Policy]] = {
     "adaptive": lambda: Every("adaptive", "adaptive", Recovery.CHECKPOINT),
     "oracle": lambda: Every("oracle", "oracle", Recovery.CHECKPOINT),

@@ -11,8 +11,8 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
@@ -20,8 +20,8 @@ from crab.errors import CrabError, InvalidRequest, NotFound
 from crab.model import Checkpoint, State, Struct
 from crab.replay import volatile
 from crab.replay.kills import Kill
-from crab.replay.policy import Policy, Recovery, Resume, TurnEnd, repeated, resume
-from crab.replay.state import Observation, observe
+from crab.replay.policy import Policy, Recovery, Resume, TurnEnd, answered, repeated, resume
+from crab.replay.state import Observation, compare, observe
 from crab.replay.trajectory import Trajectory, Turn, TurnKind
 from crab.sandbox.shell import Feed
 
@@ -54,6 +54,8 @@ class TurnRecord(Struct, kw_only=True):
     repeated: bool = False
     """It had been run before the last crash."""
     checkpoint: Checkpoint | None = None
+    saved_ms: float = 0.0
+    """How long its checkpoint took, from the call to the answer."""
 
     @property
     def as_recorded(self) -> bool:
@@ -72,6 +74,9 @@ class Crash(Struct, kw_only=True):
     """Number of turns that had ended and have to be run once more."""
     ms: float
     """From the kill until the next turn could begin, milliseconds."""
+    differences: tuple[str, ...] | None = None
+    """Between the state that was brought back and that at the end of the last whole turn before the kill; None: nobody
+    looked."""
 
 
 class Run(Struct, kw_only=True):
@@ -89,6 +94,12 @@ class Run(Struct, kw_only=True):
     check_output: str
     state: Observation | None
     ms: float
+    worked_ms: float = 0.0
+    """From the beginning of the first turn to the end of the last one: commands, checkpoints, waits and recoveries, without
+    the first set-up and without looking at the state."""
+    skipped_ms: float = 0.0
+    """Recorded waits for the model that were not waited for. What of a wait a checkpoint has filled is not among them: with
+    `worked_ms` it makes the time that the run would have taken at the recorded pace."""
 
     def durations(self) -> dict[int, float]:
         """Milliseconds that the command of each turn took."""
@@ -108,6 +119,20 @@ class Event(Struct, kw_only=True):
 Watcher = Callable[[Event], None]
 
 
+class Observer(Protocol):
+    """What looks at the state of a sandbox, as `state.observe` does."""
+
+    def __call__(
+        self,
+        sandbox: Sandbox,
+        *,
+        shell: Shell | None,
+        commands: Iterable[str],
+        left_out: Iterable[str],
+        timeout: float,
+    ) -> Observation: ...
+
+
 def _unwatched(_: Event) -> None:
     """Nobody watches."""
 
@@ -120,28 +145,40 @@ def replay(
     *,
     image: str = "debian",
     look: bool = True,
+    around: bool = False,
     complete: bool = True,
     durations: Mapping[int, float] | None = None,
     pace: float = 0.0,
     timeout: float = TIMEOUT,
     watch: Watcher = _unwatched,
+    observer: Observer = observe,
 ) -> Run:
     """Run a trajectory in a sandbox of its own, which is removed at the end, whatever happens.
 
-    `image` is used if the trajectory names none. `look`: observe the final state. `complete`: the turns are the whole run,
-    so that its check makes sense. `durations` (milliseconds by turn, of an earlier run) say when the middle of a command is;
-    without them a kill in the middle strikes at once. `pace` is the share of the recorded waits for the model that is waited
-    for. Raises InvalidRequest if the set-up does not fit the image, and the errors of the sandbox.
+    `image` is used if the trajectory names none. `look`: observe the final state. `around`: observe it before each kill and
+    after each recovery, too. `complete`: the turns are the whole run, so that its check makes sense. `durations`
+    (milliseconds by turn, of an earlier run) say when the middle of a command is; without them a kill in the middle strikes
+    at once. `pace` is the share of the recorded waits for the model that is waited for; one whose answer is known is not
+    waited for again. `observer` is what observes. Raises InvalidRequest if the set-up does not fit the image, and the errors
+    of the sandbox.
     """
-    with _Replay(host, trajectory, policy, image=image, timeout=timeout, watch=watch) as running:
-        return running.run(kills, look=look, complete=complete, durations=durations or {}, pace=pace)
+    with _Replay(host, trajectory, policy, image=image, timeout=timeout, watch=watch, observer=observer) as running:
+        return running.run(kills, look=look, around=around, complete=complete, durations=durations or {}, pace=pace)
 
 
 class _Replay:
     """One run and its sandbox."""
 
     def __init__(
-        self, host: Host, trajectory: Trajectory, policy: Policy, *, image: str, timeout: float, watch: Watcher
+        self,
+        host: Host,
+        trajectory: Trajectory,
+        policy: Policy,
+        *,
+        image: str,
+        timeout: float,
+        watch: Watcher,
+        observer: Observer,
     ) -> None:
         self._host = host
         self._trajectory = trajectory
@@ -149,6 +186,7 @@ class _Replay:
         self._image = trajectory.image or image
         self._timeout = timeout
         self._watch = watch
+        self._observer = observer
         self._sandbox: Sandbox | None = None
         self._feeds: dict[str, Feed] = {}
         self._started: dict[str, int] = {}
@@ -158,6 +196,8 @@ class _Replay:
         self._checkpoints: list[Checkpoint] = []
         self._records: list[TurnRecord] = []
         self._crashes: list[Crash] = []
+        self._looked = 0.0
+        """Seconds that went into looking around kills."""
 
     def __enter__(self) -> _Replay:
         return self
@@ -180,37 +220,56 @@ class _Replay:
     # ------------------------------------------------------------ the whole
 
     def run(
-        self, kills: Sequence[Kill], *, look: bool, complete: bool, durations: Mapping[int, float], pace: float
+        self,
+        kills: Sequence[Kill],
+        *,
+        look: bool,
+        around: bool,
+        complete: bool,
+        durations: Mapping[int, float],
+        pace: float,
     ) -> Run:
         begin = time.monotonic()
-        turns, pending, finished = self._trajectory.turns, set(kills), 0
+        turns, pending, finished, known, skipped = self._trajectory.turns, set(kills), 0, 0, 0.0
         self._prepare()
-        number, idle_since = 1, time.monotonic()
+        number, first = 1, time.monotonic()
+        idle_since = first
         while number <= len(turns):
             turn = turns[number - 1]
             # checkpoints are taken inside this wait, as behind a model that thinks
-            time.sleep(max(0.0, turn.wait_s * pace - (time.monotonic() - idle_since)))
+            wait, passed = 0.0 if number <= known else turn.wait_s, time.monotonic() - idle_since
+            time.sleep(max(0.0, wait * pace - passed))
+            skipped += max(0.0, wait - max(wait * pace, passed))
+            known = max(known, number)
             self._watch(Event(what="begin", turn=number, command=turn.command))
             if (kill := Kill(number, False)) in pending:
                 pending.remove(kill)
+                before = self._glance() if around else None
                 self._interrupt(number, turn, durations.get(number, 0.0) / 2e3)
-                number = self._recover(kill)
+                number = self._recover(kill, before)
+                known = answered(self._crashes[-1].resume, known)
                 idle_since = time.monotonic()
                 continue
             record = self._do(number, turn)
             idle_since = time.monotonic()
             checkpoint = self._capture(number, turn.kind, record.exit_code)
-            record = msgspec.structs.replace(record, checkpoint=checkpoint, repeated=number <= finished)
+            saved = (time.monotonic() - idle_since) * 1e3
+            record = msgspec.structs.replace(
+                record, checkpoint=checkpoint, saved_ms=saved if checkpoint else 0.0, repeated=number <= finished
+            )
             finished = max(finished, number)
             self._records.append(record)
             self._watch(Event(what="end", turn=number, record=record))
             if (kill := Kill(number)) in pending:
                 pending.remove(kill)
+                before = self._glance() if around else None
                 self._kill(number)
-                number = self._recover(kill)
+                number = self._recover(kill, before)
+                known = answered(self._crashes[-1].resume, known)
                 idle_since = time.monotonic()
             else:
                 number += 1
+        worked = time.monotonic() - first - self._looked
         state = self._observe() if look else None
         passed, said = self._check() if complete and self._trajectory.check else (None, "")
         return Run(
@@ -223,6 +282,8 @@ class _Replay:
             check_output=said,
             state=state,
             ms=(time.monotonic() - begin) * 1e3,
+            worked_ms=worked * 1e3,
+            skipped_ms=skipped * 1e3,
         )
 
     # ------------------------------------------------------------ the sandbox
@@ -282,8 +343,9 @@ class _Replay:
                 f"the sandbox was killed, but it is {state}, not lost", remedy="report this as a bug of Crab"
             )
 
-    def _recover(self, kill: Kill) -> int:
-        """Bring the run back after its sandbox was killed; returns the turn that comes next."""
+    def _recover(self, kill: Kill, before: Observation | None) -> int:
+        """Bring the run back after its sandbox was killed; returns the turn that comes next. `before`: the state to find again,
+        if that is of interest."""
         begin = time.monotonic()
         self._leave()
         identity = self._box.info().head
@@ -307,6 +369,8 @@ class _Replay:
             again=len(repeated(after, kill)),
             ms=(time.monotonic() - begin) * 1e3,
         )
+        if before is not None:
+            crash = msgspec.structs.replace(crash, differences=tuple(compare(before, self._glance())))
         self._crashes.append(crash)
         self._watch(Event(what="recovered", turn=after.turn, crash=crash))
         return after.turn
@@ -381,9 +445,17 @@ class _Replay:
 
     # ------------------------------------------------------------ the end
 
+    def _glance(self) -> Observation:
+        """Look on the way; the time that it takes is not the run's."""
+        begin = time.monotonic()
+        try:
+            return self._observe()
+        finally:
+            self._looked += time.monotonic() - begin
+
     def _observe(self) -> Observation:
         self._watch(Event(what="observe"))
-        return observe(
+        return self._observer(
             self._box,
             shell=self._shell if self._has_shell() else None,
             commands=self._trajectory.observe,

@@ -66,8 +66,9 @@ VARIABLES: frozenset[str] = frozenset(
 )
 """Variables of a persistent shell that are left out."""
 
-JOB_NUMBER = re.compile(r"(?m)^(\[\d+\][-+ ]?) *\d+ +")
-"""Process id in a line of `jobs -l`, with the blanks that make it as wide as others."""
+JOB_NUMBER = re.compile(r"(?m)^(\[\d+\][-+ ]?|(?= +\d+ +\|)) *\d+ +")
+"""Process id in a line of `jobs -l`, with the blanks that make it as wide as others; the further processes of a pipeline have
+lines without a number of a job."""
 
 TEXT: tuple[tuple[re.Pattern[str], str], ...] = (
     # 2024-05-01 12:00:00.123+02:00

@@ -88,6 +88,13 @@ def test_a_python_cache_is_the_code_in_it(tmp_path: Path) -> None:
     text = "def f(x={1, 2}):\n    return [y + 'a' for y in 'abc' if (y, 1.0) != x]\n"
     assert compiled(text, 1000) == compiled(text, 2000)
     assert compiled(text, 1000) != compiled(text.replace("'a'", "'b'"), 1000)
+    foreign = (
+        b"\x42\r\r\n" + bytes(12) + b"\xe3" + bytes(70)
+    )  # marshal of this Python would raise a SystemError, or crash
+    (tmp_path / "a.pyc").write_bytes(foreign)
+    before = files(tmp_path)["/a.pyc"]
+    (tmp_path / "a.pyc").write_bytes(foreign + b"x")
+    assert files(tmp_path)["/a.pyc"] != before
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")

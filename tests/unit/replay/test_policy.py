@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from crab.errors import InvalidRequest
 from crab.replay.kills import Kill
-from crab.replay.policy import Every, Recovery, Resume, TurnEnd, policy, repeated, resume
+from crab.replay.policy import Every, Recovery, Resume, TurnEnd, answered, policy, repeated, resume
 
 kill_of = st.builds(Kill, st.integers(1, 30), st.booleans())
 
@@ -54,6 +54,11 @@ def test_a_crash_is_resumed_where_the_policy_allows(
     found = resume(recovery, head, kill)
     assert found == wanted
     assert len(repeated(found, kill)) == again
+
+
+@pytest.mark.parametrize("recovery", list(Recovery))
+def test_what_the_model_has_answered_is_lost_by_a_restart_alone(recovery: Recovery) -> None:
+    assert answered(Resume(recovery, 3), known=7) == (0 if recovery == Recovery.RESTART else 7)
 
 
 @given(st.integers(1, 10), kill_of)

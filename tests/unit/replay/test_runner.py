@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unit.replay.standin import Host
+from unit.replay.standin import Host, Sandbox
 
 from crab.errors import InvalidRequest
 from crab.model import State
 from crab.replay import kills, runner
 from crab.replay.policy import policy
 from crab.replay.runner import Event, Run, replay
+from crab.replay.state import Observation
 from crab.replay.trajectory import Trajectory, Turn
 
 
@@ -166,6 +167,28 @@ def test_recorded_waits_are_waited_for_as_far_as_wanted(host: Host, monkeypatch:
     run(host, trajectory("true", Turn(command="true", wait_s=8.0)), pace=0.5)
     assert waits[0] == 0.0
     assert 3.0 < max(waits) <= 4.0
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("always", 15.0), ("none", 15.0), ("every:3", 15.0), ("restart", 20.0)])
+def test_an_answer_that_is_known_is_not_waited_for_again(host: Host, name: str, seconds: float) -> None:
+    story = trajectory(*(Turn(command="true", wait_s=5.0) for _ in range(3)))
+    found = run(host, story, name, "2m" if name == "every:3" else "1", pace=0.0)
+    assert seconds - 1 < found.skipped_ms / 1e3 <= seconds
+    assert found.worked_ms < 5000
+
+
+def test_what_was_brought_back_is_compared_with_what_there_was(host: Host) -> None:
+    story = trajectory(*("echo >> seen" for _ in range(3)))
+
+    def lines(sandbox: Sandbox, **_: object) -> Observation:
+        file = sandbox.root / "seen"
+        return Observation(outputs={"lines": str(len(file.read_text()) if file.exists() else 0)})
+
+    kept = run(host, story, "files", "1m,2", around=True, observer=lines)
+    assert [crash.differences for crash in kept.crashes] == [(), ()]
+    lost = run(host, story, "none", "1m,2", around=True, observer=lines)
+    assert [crash.differences for crash in lost.crashes] == [(), ("observed lines: is '0', should be '2'",)]
+    assert [crash.differences for crash in run(host, story, "files", "2").crashes] == [None]
 
 
 def test_a_part_of_a_run_is_not_checked(host: Host) -> None:

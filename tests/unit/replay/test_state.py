@@ -123,7 +123,7 @@ def test_the_state_of_a_shell_is_taken_apart_and_what_is_volatile_left_out() -> 
         "aliases": "alias ll='ls -l'\n",
         "options": "set +o allexport\nshopt -s nullglob\n",
         "traps": "trap -- 'echo bye' EXIT\n",
-        "jobs": "[1]-    12 Running                 sleep 9 &\n[2]+ 345678 Stopped                 vi\n",
+        "jobs": "[1]-    12 Running                 sleep 9 &\n[2]+ 345678 Stopped                 vi\n     345679                       | cat &\n",
     }
     assert shell_state(answers) == {
         "cwd": "/root/shop",
@@ -139,4 +139,5 @@ def test_the_state_of_a_shell_is_taken_apart_and_what_is_volatile_left_out() -> 
         "trap EXIT": "trap -- 'echo bye' EXIT",
         "job 1": "[1]- Running                 sleep 9 &",
         "job 2": "[2]+ Stopped                 vi",
+        "job 3": "| cat &",
     }
