@@ -14,6 +14,7 @@ from typing import Any
 from crab.daemon import history
 from crab.daemon.core import TURN, TURN_SECONDS, Core
 from crab.daemon.past import note_checkpoint, note_return, returning
+from crab.daemon.registry import Owed
 from crab.daemon.requests import Request
 from crab.daemon.tools import Kit
 from crab.engine.engine import Engine
@@ -88,7 +89,7 @@ def bring_back(core: Core, sandbox: str, checkpoint: str) -> None:
         try:
             with core.operation(sandbox, "rewind") as record, returning(core, record):
                 found = history.find(core, record, checkpoint)
-                note_return(core, history.bring_back(core, record, found), ask_again=True)
+                note_return(core, history.bring_back(core, record, found, Owed(ask_again=True)))
             return
         except Busy:
             if time.monotonic() > end:

@@ -35,6 +35,7 @@ from crab.daemon.core import Core
 from crab.daemon.dispatch import Answer, answers, collect
 from crab.daemon.door import checked, checked_command
 from crab.daemon.keeper import Keeper
+from crab.daemon.past import note_returns
 from crab.daemon.proving import Proving
 from crab.daemon.sending import Sending
 from crab.errors import CrabError, InvalidRequest, NotFound, SandboxGone
@@ -59,6 +60,8 @@ class Service:
         service = cls(core)
         try:
             core.coordinator.begin(Keeper(core, service.handle))
+            note_returns(core)
+            core.coordinator.tidy()
             core.open_doors()
         except BaseException:
             core.close()

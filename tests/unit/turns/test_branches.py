@@ -118,11 +118,13 @@ class Branches(RuleBasedStateMachine):
             self.over.add(made)
 
     @precondition(lambda self: self.snapshots)
-    @rule(data=st.data(), ask_again=st.booleans())
-    def rewind(self, data: st.DataObject, ask_again: bool) -> None:
+    @rule(data=st.data(), ask_again=st.booleans(), times=st.sampled_from((1, 2)))
+    def rewind(self, data: st.DataObject, ask_again: bool, times: int) -> None:
+        """Said twice if a daemon died before it knew that it had said it."""
         head = data.draw(st.sampled_from(sorted(self.snapshots)))
         there = self.snapshots[head]
-        self.record.rewound(SANDBOX, there.line, head, ask_again)
+        for _ in range(times):
+            self.record.rewound(SANDBOX, there.line, head, ask_again)
         own = {there.own} & self.alive if not ask_again and there.own else set[int]()
         self.alive = set(there.before) | own
         # commands of the question at the head may be in its past only if it was answered on another branch: they went too
