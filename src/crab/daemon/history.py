@@ -24,7 +24,7 @@ from crab.daemon.dispatch import answers
 from crab.daemon.heirs import hand_over
 from crab.daemon.judging import judged
 from crab.daemon.lifecycle import needed_checkpoints
-from crab.daemon.past import note_checkpoint, note_fork, note_return, owes, returning
+from crab.daemon.past import note_fork, note_return, noting, owes, returning
 from crab.daemon.registry import Owed, Record
 from crab.engine.jobs import Urgency
 from crab.errors import AlreadyExists, InUse, InvalidRequest, NotCapturable, NotFound, WrongState
@@ -47,8 +47,9 @@ def take_checkpoint(core: Core, request: ask.TakeCheckpoint) -> Checkpoint:
         )
     refs.check_label(request.label)
     with core.operation(request.sandbox, "checkpoint") as record:
+        note = noting(core, record)
         made = checkpoint_of(core, record, request.label, request.policy, request.durable)
-        note_checkpoint(core, record, made)
+        note(made)
         return made
 
 
@@ -399,8 +400,9 @@ def fork(core: Core, request: ask.Fork) -> tuple[Sandbox, ...]:
         if request.ref:
             checkpoint = find(core, source, request.ref)
         else:
+            note = noting(core, source)
             checkpoint = checkpoint_of(core, source, "", "adaptive", durable=False)
-            note_checkpoint(core, source, checkpoint)
+            note(checkpoint)
         manifest, with_processes = checked(core, checkpoint)
     taken = {one.name for one in (*core.registry.all(), *core.registry.broken())}
     free = (name for name in _fork_names(source.name) if name not in taken)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
@@ -17,10 +17,17 @@ from crab.model import Checkpoint
 log = logging.getLogger("crab.turns")
 
 
-def note_checkpoint(core: Core, record: Record, checkpoint: Checkpoint) -> None:
-    """A checkpoint was taken without a question: what was recorded until now is in its past."""
-    if record.spec.model or core.coordinator.has_past(record.id):
-        core.coordinator.record.mark(record.id, checkpoint.id, checkpoint.turn)
+def noting(core: Core, record: Record) -> Callable[[Checkpoint], None]:
+    """To be asked for before a checkpoint is taken without a question, and called with it afterwards: what was recorded until
+    then is in its past, but for the ends of commands that it may have been too early for."""
+    known = core.coordinator.record
+    ended = known.outcomes.ended(record.id)
+
+    def note(made: Checkpoint) -> None:
+        if record.spec.model or core.coordinator.has_past(record.id):
+            known.mark(record.id, made.id, made.turn, ended)
+
+    return note
 
 
 def returning(core: Core, record: Record) -> AbstractContextManager[None]:

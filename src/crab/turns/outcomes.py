@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from crab.errors import AlreadyExists, NotFound
-from crab.turns import blobs
+from crab.turns import blobs, branches
 from crab.turns.database import Database
 from crab.turns.exchange import OUTCOME, Outcome, outcome_of
 from crab.turns.redact import Redactor
@@ -67,6 +67,11 @@ class Outcomes:
                 (sandbox, exchange, exchange),
             ).fetchall()
             return [_outcome(db, row) for row in rows]
+
+    def ended(self, sandbox: str) -> frozenset[int]:
+        """Those that have ended since the last question or checkpoint."""
+        with self._database.read() as db:
+            return branches.ended_since(db, sandbox)
 
     def next_index(self, sandbox: str, exchange: int) -> int:
         """The first place of an exchange after those that are taken."""

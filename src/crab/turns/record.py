@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,13 +115,16 @@ class Record(Lookup):
                 branches.tie(db, exchange.sandbox, identity, checkpoint)
             return exchange
 
-    def mark(self, sandbox: str, checkpoint: str, turn: int | None = None) -> None:
+    def mark(
+        self, sandbox: str, checkpoint: str, turn: int | None = None, ended: Collection[int] | None = None
+    ) -> None:
         """A checkpoint was taken without a question (by hand): what was recorded until now is in its past.
 
-        Each one needs it. If a crash comes between the two: see `rewound`.
+        `ended` are the commands that had ended when it was begun (`Outcomes.ended`); of those that ended while it was taken
+        nobody can tell. Each one needs it. If a crash comes between the two: see `rewound`.
         """
         with self._database.write() as db:
-            branches.mark(db, sandbox, checkpoint, turn)
+            branches.mark(db, sandbox, checkpoint, turn, ended)
 
     def answered(
         self,

@@ -265,6 +265,33 @@ def test_a_command_that_was_under_way_at_the_head_is_intended_again(record: Reco
     assert (found.id, found.state, found.result, found.ended) == (server.id, "intended", None, None)
 
 
+def test_a_command_that_was_begun_while_a_checkpoint_was_taken_may_be_in_it(record: Record) -> None:
+    first = turn(record, 1, "c1")
+    asked = record.begin(SANDBOX, chain=[b"0", b"1"], items=[b"x"] * 2)
+    begun = record.outcomes.begin(SANDBOX, first, 0, b"d")  # by a second agent
+    record.protected(asked.id, checkpoint="c2", turn=2, protection="durable")
+    later = record.outcomes.begin(SANDBOX, first, 1, b"d")
+    record.outcomes.end(begun.id, "done", b"r")
+    record.rewound(SANDBOX, {"c1", "c2"}, "c2", ask_again=False)
+    assert [(one.id, one.state) for one in record.outcomes.of(SANDBOX)] == [(begun.id, "intended")]
+    assert record.outcomes.begin(SANDBOX, first, 1, b"d").id > later.id
+
+
+def test_of_a_command_that_ended_while_a_checkpoint_was_taken_by_hand_its_end_is_not_in_it(record: Record) -> None:
+    first = turn(record, 1, "c1")
+    before, during = ran(record, first), record.outcomes.begin(SANDBOX, first, 1, b"d").id
+    ended = record.outcomes.ended(SANDBOX)
+    record.outcomes.end(during, "done", b"r")
+    record.mark(SANDBOX, "c2", 2, ended)
+    record.mark(SANDBOX, "c3", 3)
+    for line, states in ((("c1", "c2", "c3"), ["done", "done"]), (("c1", "c2"), ["done", "intended"])):
+        record.rewound(SANDBOX, set(line), line[-1], ask_again=False)
+        assert [(one.id, one.state) for one in record.outcomes.of(SANDBOX)] == list(
+            zip((before, during), states, strict=True)
+        )
+    assert record.outcomes.ended(SANDBOX) == frozenset()
+
+
 def test_a_helper_s_answer_outlives_a_recovery_and_no_rewind(record: Record) -> None:
     turn(record, 1, "c1")
     helper = record.begin(SANDBOX, chain=[b"title"], items=[b"title"], kind="helper")
@@ -295,6 +322,18 @@ def test_a_fork_has_its_own_rows_and_shares_what_was_said(record: Record) -> Non
     assert record.outcomes.at("f", found.id, 0) and record.size().stored == before.stored
     record.forget(SANDBOX)
     assert record.answer(found.id) == b"a" and record.conversation(found.id) == [b"x"]
+
+
+def test_a_fork_knows_the_checkpoints_that_were_taken_when_its_question_came_before(record: Record) -> None:
+    first = turn(record, 1, "c1")
+    ran(record, first)
+    asked = record.begin(SANDBOX, chain=[b"0", b"1"], items=[b"x"] * 2)
+    for checkpoint in ("c2", "c3"):  # a recovery came in between
+        record.protected(asked.id, checkpoint=checkpoint, turn=2, protection="durable")
+    record.forked(SANDBOX, "f", {"c1", "c2", "c3"}, "c3")
+    for line in ({"c1", "c2", "c3"}, {"c1", "c2"}):
+        record.rewound("f", line, max(line), ask_again=True)
+        assert [one.state for one in record.outcomes.of("f")] == ["done"]
 
 
 def test_a_checkpoint_published_just_before_a_crash_is_that_of_the_question_that_waited_for_it(record: Record) -> None:
