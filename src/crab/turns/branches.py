@@ -204,6 +204,7 @@ def rewind(db: sqlite3.Connection, sandbox: str, kept: Set[str], head: str, ask_
     verdicts = abandoned(places, line, head, ask_again)
     changed = [(verdicts[place.id], place.id) for place in places if verdicts[place.id] != place.abandoned]
     db.executemany("UPDATE exchanges SET abandoned = ? WHERE id = ?", changed)
+    db.execute("UPDATE exchanges SET delivered = 0 WHERE sandbox = ? AND delivered", (sandbox,))
     # on this branch nobody has seen the answer yet
     there = [(place.id,) for place in places if head in place.checkpoints]
     db.executemany("UPDATE exchanges SET released = NULL WHERE id = ?", there)
@@ -244,7 +245,7 @@ def fork(db: sqlite3.Connection, source: str, target: str, kept: Set[str], head:
     places = _places(db, source)
     line = line_to(places, kept, head)
     names = [row["name"] for row in db.execute("PRAGMA table_info(exchanges)")]
-    same = ", ".join(name for name in names if name not in ("id", "sandbox", "abandoned"))
+    same = ", ".join(name for name in names if name not in ("id", "sandbox", "abandoned", "delivered"))
     new = {0: 0}
     commands = _commands(db, source)
     found = commands_before(places, commands, line, head)

@@ -19,7 +19,7 @@ from crab.errors import CrabError, Damaged, Incompatible, NoSpace
 
 log = logging.getLogger("crab.turns")
 
-VERSION = 1
+VERSION = 2
 _SCHEMA = """
 CREATE TABLE blobs (
     digest BLOB PRIMARY KEY,     -- BLAKE3 of the content
@@ -44,7 +44,8 @@ CREATE TABLE exchanges (
                                             -- 3: lost with its sandbox
     note TEXT NOT NULL DEFAULT '',
     answer BLOB,                 -- digest
-    unsealed INTEGER NOT NULL DEFAULT 1     -- on its present branch no checkpoint has come after it yet
+    unsealed INTEGER NOT NULL DEFAULT 1,    -- on its present branch no checkpoint has come after it yet
+    delivered INTEGER NOT NULL DEFAULT 0    -- somebody got the answer to its end, in the present life of the sandbox
 ) STRICT;
 CREATE INDEX exchanges_asking ON exchanges (sandbox, key);
 CREATE INDEX exchanges_of ON exchanges (sandbox);
@@ -66,9 +67,17 @@ CREATE TABLE standings (
     sandbox TEXT PRIMARY KEY,
     forwarding INTEGER NOT NULL, -- the agent may be behind its sandbox
     beyond INTEGER NOT NULL,     -- the sandbox is where the question after the newest answer was asked
-    exchange INTEGER NOT NULL    -- whose answer the agent had last; 0: none
+    exchange INTEGER NOT NULL,   -- whose answer the agent had last; 0: none
+    given TEXT NOT NULL DEFAULT '[]' -- places of the commands since then whose outcomes it had (JSON)
 ) STRICT;
 """
+_NEWER = {
+    1: """
+        ALTER TABLE exchanges ADD COLUMN delivered INTEGER NOT NULL DEFAULT 0;
+        ALTER TABLE standings ADD COLUMN given TEXT NOT NULL DEFAULT '[]';
+    """
+}
+"""What makes the next version of each one: a record outlives the Crab that began it."""
 _SMALL = 64 << 20
 """Files up to here are read as a whole when they are opened (0.1 s); of larger ones damage is found where it is met."""
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
@@ -174,12 +183,13 @@ def _check(db: sqlite3.Connection, path: Path) -> None:
             f"the record {path} has version {version}, this Crab reads {VERSION}",
             remedy="use the Crab that wrote it, or upgrade",
         )
-    elif version != VERSION or not {"blobs", "nodes", "exchanges", "ties", "outcomes", "standings"} <= tables:
+    elif version < 1 or not {"blobs", "nodes", "exchanges", "ties", "outcomes", "standings"} <= tables:
         raise Damaged(f"{path} is no record of turns")
-    elif path.stat().st_size <= _SMALL:
-        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise Damaged(f"the record {path} is damaged: {found}")
+    elif path.stat().st_size <= _SMALL and (found := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        raise Damaged(f"the record {path} is damaged: {found}")
+    elif version < VERSION:
+        steps = "".join(_NEWER[one] for one in range(version, VERSION))
+        db.executescript(f"BEGIN;{steps}PRAGMA user_version={VERSION};COMMIT;")
 
 
 def _put_aside(path: Path) -> Path:

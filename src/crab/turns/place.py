@@ -52,8 +52,8 @@ class Place:
         self._standing = record.standing(sandbox)
         self.life = 0
         """Grows each time the sandbox is brought back: what was under way before belongs to another life of it."""
-        self._given: set[int] = set()
         self._delivered: set[int] = set()
+        """Exchanges of which the record is still to hear that their answers were taken."""
         self._returned = threading.Condition(self._lock)
         self._returning = 0
 
@@ -148,13 +148,12 @@ class Place:
             session=exchange.session,
             whole=exchange.complete and not exchange.redacted,
             safe=exchange.protection is not None,
-            delivered=exchange.id in self._delivered,
+            delivered=exchange.delivered or exchange.id in self._delivered,
         )
 
     def _at(self, exchange: int) -> None:
         if exchange != self._standing.exchange:
-            self._given.clear()
-            self._move(exchange=exchange)
+            self._move(exchange=exchange, given=())
 
     def answered(self, exchange: int, life: int, keep: Callable[..., object]) -> None:
         """The agent gets a new answer: what it does now follows from that (not if it asked in an earlier life). `keep`
@@ -164,17 +163,24 @@ class Place:
             if life != self.life:
                 keep(exchange)
                 return
-            new = msgspec.structs.replace(self._standing, exchange=exchange)
+            new = msgspec.structs.replace(self._standing, exchange=exchange, given=())
             try:
                 keep(exchange, standing=new)
             finally:
-                self._given.clear()
                 self._standing = new
 
-    def delivered(self, exchange: int) -> None:
-        """The agent has got the whole of it. (Not kept: after a restart of the daemon a question that comes again is taken
-        for one whose answer was lost.)"""
-        self._delivered.add(exchange)
+    def taken(self, exchange: int, life: int) -> None:
+        """The agent has got the whole of an answer (not if it asked in an earlier life). Counts at once; does not block, so
+        `keep_taken` is to be called after it."""
+        if life == self.life:
+            self._delivered.add(exchange)
+
+    def keep_taken(self, exchange: int) -> None:
+        """Write that to the record: who asks the same after a restart of the daemon wants another answer."""
+        with self._lock:
+            if exchange in self._delivered:
+                self._record.delivered(exchange)
+                self._delivered.discard(exchange)
 
     def after(self, exchange: int) -> Exchange | None:
         """The recorded exchange that came next (0: the first one); None if that was the newest."""
@@ -209,11 +215,11 @@ class Place:
                 kept=tuple(one for ended, one in known if ended),
                 under_way=tuple(one for ended, one in known if not ended),
                 at_head=standing.exchange == (head.id if head else 0) and not standing.beyond,
-                new=standing.beyond and not standing.exchange and not self._given,
+                new=standing.beyond and not standing.exchange and not standing.given,
             )
-            step = forward.decide_command(progress, digest, frozenset(self._given))
+            step = forward.decide_command(progress, digest, frozenset(standing.given))
             if step.kind in ("replay", "resume"):
-                self._given.add(step.index)
+                self._move(given=(*standing.given, step.index))
                 return step, next(one for one in recorded if one.index == step.index)
             if step.caught_up and step.kind == "run":
                 self._move(forwarding=False, beyond=False)
@@ -241,7 +247,7 @@ class Place:
         with self._lock:
             now = self._record.outcomes.at(self._sandbox, outcome.exchange, outcome.index)
             if now is not None and now.id == outcome.id and now.state == "intended":
-                self._given.discard(outcome.index)
+                self._move(given=tuple(one for one in self._standing.given if one != outcome.index))
 
     def _must_be(self, life: int) -> None:
         if life != self.life:
@@ -259,7 +265,6 @@ class Place:
         with self._lock:
             self._record.rewound(self._sandbox, set(kept), head, ask_again)
             self.life += 1
-            self._given.clear()
             self._delivered.clear()
             self._standing = Standing(forwarding=True, beyond=ask_again)
             self._record.stand(self._sandbox, self._standing)

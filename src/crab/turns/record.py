@@ -174,6 +174,10 @@ class Record(Lookup):
         """The answer was passed on."""
         return self._changed(identity, released=time.time(), held_ms=held_ms)
 
+    def delivered(self, identity: int) -> None:
+        """The agent has got the whole of it."""
+        self._changed(identity, delivered=True)
+
     def failed(self, identity: int, status: int | None, note: str, secrets: Sequence[bytes] = ()) -> Exchange:
         """There was no answer this time (429, upstream down): the question stays open."""
         return self._changed(identity, status=status, note=Redactor(secrets).text(note))
@@ -246,5 +250,6 @@ def _change(db: sqlite3.Connection, identity: int, **values: Any) -> None:
 
 
 def _stand(db: sqlite3.Connection, sandbox: str, standing: Standing) -> None:
-    values = (sandbox, standing.forwarding, standing.beyond, standing.exchange)
-    db.execute("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?)", values)
+    given = msgspec.json.encode(standing.given).decode()
+    values = (sandbox, standing.forwarding, standing.beyond, standing.exchange, given)
+    db.execute("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?, ?)", values)

@@ -140,6 +140,12 @@ class Checkpoint(Struct, kw_only=True):
     """Taken while no question is on its way."""
 
 
+def take(place: Place, exchange: int, life: int) -> None:
+    """The agent has got an answer to its end."""
+    place.taken(exchange, life)
+    place.keep_taken(exchange)
+
+
 class World:
     """A sandbox, its agent, and a model. Knows what must be, by other means than the record."""
 
@@ -185,7 +191,7 @@ class World:
             assert step.exchange is not None and self.record.answer(step.exchange) == b"answer %d" % number
             assert number in self.whole, "an answer that the sandbox never got"
             yield
-            place.delivered(step.exchange)
+            take(place, step.exchange, life)
             return
         assert number not in self.whole or not self.kept(number), "it was asked and answered before"
         self.asked[number] += 1
@@ -196,7 +202,7 @@ class World:
         for work in works[::-1] if answer_first else works:
             yield from work
         self.record.released(made.id)
-        place.delivered(made.id)
+        take(place, made.id, life)
         yield
 
     def kept(self, number: int) -> bool:
