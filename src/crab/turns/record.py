@@ -235,8 +235,8 @@ class Record(Lookup):
         retention.forget(self._database, sandbox)
 
     def retain(self, max_age_seconds: float | None = None, max_bytes: int | None = None) -> int:
-        """Let go of exchanges older than that, and then of abandoned and the oldest ones until `size().stored` is small
-        enough. The newest question of each sandbox and open ones stay. Returns how many went."""
+        """Let go of abandoned exchanges older than that, and then of the oldest abandoned ones until `size().stored` is small
+        enough. What counts stays (`crab.turns.retention`). Returns how many went."""
         return retention.retain(self._database, max_age_seconds, max_bytes)
 
     def size(self) -> Size:

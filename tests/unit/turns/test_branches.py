@@ -136,6 +136,13 @@ class Branches(RuleBasedStateMachine):
         self.returned = there.own
         self.line = sorted(there.line, key=lambda name: int(name[1:]))
 
+    @rule(age=st.sampled_from((-60.0, None)))
+    def retain(self, age: float | None) -> None:
+        """Let go of all that may go: to what was rewound away nobody comes back then."""
+        self.record.retain(age, None if age else 0)
+        self.snapshots = {name: there for name, there in self.snapshots.items() if name in self.line}
+        self.exchange_of = {made: exchange for made, exchange in self.exchange_of.items() if made in self.commands}
+
     @precondition(lambda self: self.snapshots)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:

@@ -297,7 +297,8 @@ class World:
         self.back(name, ask_again=True)
 
     def restart(self) -> None:
-        """The daemon is killed as well."""
+        """The daemon is killed as well, and the next one lets go of all that may go."""
+        self.record.retain(max_age_seconds=-60.0, max_bytes=0)
         self.place = Place(self.record, self.sandbox)
 
 

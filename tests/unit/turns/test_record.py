@@ -297,31 +297,63 @@ def test_forgetting_a_sandbox_frees_what_only_it_needed(record: Record) -> None:
     assert after.file < 1_000_000 and record.conversation(kept.id) == [common]
 
 
-def test_what_is_too_old_goes_and_what_is_needed_stays(record: Record) -> None:
-    old, newest, waiting = turn(record, "c1", "a"), turn(record, "c2", "a", "b"), ask(record, "x", kind="helper")
-    command(record, old.id)
+def age(record: Record, seconds: float) -> None:
+    """All that is recorded came so much earlier."""
     with record._database.write() as db:
-        db.execute("UPDATE exchanges SET asked = asked - 1000")
+        db.execute("UPDATE exchanges SET asked = asked - ?", (seconds,))
+        db.execute("UPDATE outcomes SET started = started - ?", (seconds,))
+
+
+def test_what_was_rewound_away_goes_when_it_is_too_old_and_what_counts_stays(record: Record) -> None:
+    first = turn(record, "c1", "a")
+    kept = command(record, first.id)
+    second = turn(record, "c2", "a", "b")
+    gone = command(record, second.id)
+    third, waiting = turn(record, "c3", "a", "b", "c"), ask(record, "x", kind="helper")
+    record.rewound("s1", {"c1", "c2"}, "c2", True)
+    again = turn(record, "c4", "a", "b")
+    age(record, 1000)
     young = turn(record, "c1", "a", sandbox="s2")
-    assert record.retain(max_age_seconds=500) == 1
-    assert [found.id for found in record.exchanges("s1")] == [newest.id, waiting.id]
-    assert record.exchanges("s2") == [young] and record.outcomes.of("s1") == []
-    assert record.conversation(newest.id) == [b"a", b"b"]
+    assert record.retain(max_age_seconds=2000) == 0
+    assert record.retain(max_age_seconds=500) == 2, "the third one, and the helper of that time"
+    found = {one.id: one.abandoned for one in record.exchanges("s1")}
+    assert found == {first.id: False, second.id: True, again.id: False}, "that one says what is before its checkpoint"
+    assert record.exchanges("s2") == [young] and record.conversation(again.id) == [b"a", b"b"]
+    with pytest.raises(NotFound):
+        record.outcomes.end(gone, "done", b"")
+    with pytest.raises(NotFound):
+        record.get(third.id)
+    assert waiting.id not in found
+    record.rewound("s1", {"c1", "c2", "c4"}, "c4", False)
+    assert [one.id for one in record.outcomes.of("s1")] == [kept]
 
 
-def test_what_is_too_much_goes_abandoned_ones_first(record: Record) -> None:
+def test_an_answer_whose_turn_was_lost_is_kept_for_whoever_asks_the_same(record: Record) -> None:
+    turn(record, "c1", "a")
+    lost = answer(record, ask(record, "a", "b"), b"costly")
+    record.rewound("s1", {"c1"}, "c1", False)
+    age(record, 1000)
+    record.retain(max_age_seconds=500, max_bytes=0)
+    assert record.lost("s1", lost.key) == record.get(lost.id)
+
+
+def test_what_is_too_much_goes_if_it_was_rewound_away_and_else_that_is_said(
+    record: Record, caplog: pytest.LogCaptureFixture
+) -> None:
     made: list[int] = []
     for number in range(20):
         exchange = ask(record, f"{number}")
         record.protected(exchange.id, checkpoint=f"c{number}", turn=number, protection="durable")
         answer(record, exchange, Random(number).randbytes(10_000))
         made.append(exchange.id)
-    record.rewound("s1", {f"c{number}" for number in range(10)}, "c9", False)
-    record.retain(max_bytes=70_000)
+    command(record, made[9], result=Random(99).randbytes(10_000))
+    record.rewound("s1", {f"c{number}" for number in range(10)}, "c9", True)
+    record.retain(max_bytes=150_000)
     left = [found.id for found in record.exchanges("s1")]
-    assert record.size().stored <= 70_000 and set(left) <= set(made[:10]) and len(left) >= 5
+    assert record.size().stored <= 150_000 and set(made[:9]) < set(left) and not caplog.text
     record.retain(max_bytes=0)
-    assert [found.id for found in record.exchanges("s1")] == [made[9]]
+    assert [found.id for found in record.exchanges("s1")] == made[:9], "all that counts"
+    assert record.size().outcomes == 0 and "all of it of sandboxes that are there" in caplog.text
 
 
 # ---- outcomes
