@@ -19,6 +19,7 @@ import time
 from collections.abc import Collection, Sequence, Set
 
 from crab.model import Struct
+from crab.turns import blobs
 
 FOR_GOOD = 2
 """Of `abandoned`: no rewind brings it back. 1 is by a rewind, 0 is not at all."""
@@ -215,13 +216,16 @@ def rewind(db: sqlite3.Connection, sandbox: str, kept: Set[str], head: str, ask_
     found = commands_before(places, _commands(db, sandbox), line, head)
     db.execute("UPDATE outcomes SET abandoned = 1 WHERE sandbox = ? AND abandoned = 0", (sandbox,))
     db.executemany("UPDATE outcomes SET abandoned = 0 WHERE id = ?", [(command,) for command in found])
+    unknown = [command for command, over in found.items() if not over]
+    results = [db.execute("SELECT result FROM outcomes WHERE id = ?", (one,)).fetchone()[0] for one in unknown]
     db.executemany(
         """
         UPDATE outcomes SET state = 'intended', result = NULL, redacted = 0, ended = NULL, ended_by = NULL
         WHERE id = ?
         """,
-        [(command,) for command, over in found.items() if not over],
+        [(command,) for command in unknown],
     )
+    blobs.let_go(db, digests=results)
 
 
 def _hear_of(db: sqlite3.Connection, sandbox: str, line: Set[str], head: str) -> None:

@@ -19,7 +19,7 @@ from crab.errors import CrabError, Damaged, Incompatible, NoSpace
 
 log = logging.getLogger("crab.turns")
 
-VERSION = 2
+VERSION = 3
 _SCHEMA = """
 CREATE TABLE blobs (
     digest BLOB PRIMARY KEY,     -- BLAKE3 of the content
@@ -30,6 +30,8 @@ CREATE TABLE nodes (
     id BLOB PRIMARY KEY,         -- link of a chain: stands for the conversation up to here
     parent BLOB, item BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX nodes_after ON nodes (parent);
+CREATE INDEX nodes_with ON nodes (item);
 CREATE TABLE exchanges (
     id INTEGER PRIMARY KEY AUTOINCREMENT, sandbox TEXT NOT NULL, kind TEXT NOT NULL, key BLOB NOT NULL,
     turn INTEGER, checkpoint TEXT, protection TEXT, why TEXT NOT NULL DEFAULT '',
@@ -47,8 +49,9 @@ CREATE TABLE exchanges (
     unsealed INTEGER NOT NULL DEFAULT 1,    -- on its present branch no checkpoint has come after it yet
     delivered INTEGER NOT NULL DEFAULT 0    -- somebody got the answer to its end, in the present life of the sandbox
 ) STRICT;
-CREATE INDEX exchanges_asking ON exchanges (sandbox, key);
+CREATE INDEX exchanges_asking ON exchanges (key, sandbox);
 CREATE INDEX exchanges_of ON exchanges (sandbox);
+CREATE INDEX exchanges_with ON exchanges (answer);
 CREATE TABLE ties (
     exchange INTEGER NOT NULL, checkpoint TEXT NOT NULL,
     own INTEGER NOT NULL,        -- 1: taken because of its question; 0: on some branch, the first one after it (a seal)
@@ -63,6 +66,8 @@ CREATE TABLE outcomes (
 ) STRICT;
 CREATE UNIQUE INDEX outcomes_at ON outcomes (sandbox, exchange, place) WHERE abandoned = 0;
 CREATE INDEX outcomes_of ON outcomes (sandbox, ended_by);
+CREATE INDEX outcomes_after ON outcomes (exchange);
+CREATE INDEX outcomes_with ON outcomes (result);
 CREATE TABLE standings (
     sandbox TEXT PRIMARY KEY,
     forwarding INTEGER NOT NULL, -- the agent may be behind its sandbox
@@ -75,7 +80,16 @@ _NEWER = {
     1: """
         ALTER TABLE exchanges ADD COLUMN delivered INTEGER NOT NULL DEFAULT 0;
         ALTER TABLE standings ADD COLUMN given TEXT NOT NULL DEFAULT '[]';
-    """
+    """,
+    2: """
+        CREATE INDEX nodes_after ON nodes (parent);
+        CREATE INDEX nodes_with ON nodes (item);
+        DROP INDEX exchanges_asking;
+        CREATE INDEX exchanges_asking ON exchanges (key, sandbox);
+        CREATE INDEX exchanges_with ON exchanges (answer);
+        CREATE INDEX outcomes_after ON outcomes (exchange);
+        CREATE INDEX outcomes_with ON outcomes (result);
+    """,
 }
 """What makes the next version of each one: a record outlives the Crab that began it."""
 _SMALL = 64 << 20
@@ -133,11 +147,15 @@ class Database:
                         db.execute("ROLLBACK")
                 raise
 
-    def shrink(self) -> None:
-        """Give what was freed back to the file system."""
+    def shrink(self, pages: int) -> bool:
+        """Give so many pages that were freed back to the file system; whether any are left."""
         with self._lock, _explained(self.path):
             # a script is run to its end; `execute` stops this pragma, which has no rows, after its first page
-            self._db.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
+            self._db.executescript(f"PRAGMA incremental_vacuum({pages})")
+            if self._db.execute("PRAGMA freelist_count").fetchone()[0]:
+                return True
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return False
 
     def file_size(self) -> int:
         found = 0

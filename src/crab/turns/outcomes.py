@@ -49,11 +49,13 @@ class Outcomes:
         clean, found = Redactor(secrets).masked(result)
         blob = blobs.packed(clean)
         with self._database.write() as db:
+            before = db.execute("SELECT result FROM outcomes WHERE id = ?", (identity,)).fetchone()
             query = """
                 UPDATE outcomes SET state = ?, result = ?, redacted = ?, ended = ? WHERE id = ?
             """
             if not db.execute(query, (state, blobs.put(db, blob), found, time.time(), identity)).rowcount:
                 raise NotFound(f"there is no outcome {identity} in the record")
+            blobs.let_go(db, digests=before)
             return _outcome(db, db.execute(f"SELECT {OUTCOME} FROM outcomes WHERE id = ?", (identity,)).fetchone())
 
     def of(self, sandbox: str, exchange: int | None = None) -> list[Outcome]:

@@ -154,6 +154,7 @@ class Record(Lookup):
                 _stand(db, exchange.sandbox, standing)
             if exchange.complete:
                 return exchange
+            cut = db.execute("SELECT answer FROM exchanges WHERE id = ?", (identity,)).fetchone()[0]
             _change(
                 db,
                 identity,
@@ -168,6 +169,7 @@ class Record(Lookup):
                 wait_ms=wait_ms,
                 bytes_out=len(body),
             )
+            blobs.let_go(db, digests=[cut])
             return exchange_in(db, identity)
 
     def released(self, identity: int, held_ms: float = 0.0) -> Exchange:
@@ -231,12 +233,12 @@ class Record(Lookup):
             branches.fork(db, source, target, kept_checkpoints, head)
 
     def forget(self, sandbox: str) -> None:
-        """Everything of a sandbox, and what only it needed."""
+        """Everything of a sandbox, and what only it needed. Others write meanwhile."""
         retention.forget(self._database, sandbox)
 
     def retain(self, max_age_seconds: float | None = None, max_bytes: int | None = None) -> int:
-        """Let go of abandoned exchanges older than that, and then of the oldest abandoned ones until `size().stored` is small
-        enough. What counts stays (`crab.turns.retention`). Returns how many went."""
+        """Let go of the content of abandoned exchanges older than that, and then of the oldest abandoned ones until
+        `size().stored` is small enough. What counts stays (`crab.turns.retention`). Returns how many went."""
         return retention.retain(self._database, max_age_seconds, max_bytes)
 
     def size(self) -> Size:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from unit.turns.stored import loose
 
 from crab.errors import AlreadyExists
 from crab.model import Struct
@@ -164,6 +165,10 @@ class Branches(RuleBasedStateMachine):
                 (self.exchange_of[made], "done" if made in there.over else "intended") for made in there.commands
             )
             self.record.rewound(target, there.line, head, ask_again=True)  # to where it is: nothing changes
+
+    @invariant()
+    def nothing_is_kept_that_nothing_refers_to(self) -> None:
+        assert not loose(self.record)
 
     @invariant()
     def what_counts_is_what_was_there(self) -> None:

@@ -156,6 +156,8 @@ def test_a_record_that_an_older_crab_began_goes_on(tmp_path: Path) -> None:
     kept = turn(record, b"a")
     record.stand("s1", Standing(forwarding=True, exchange=kept))
     with record._database.write() as db:
+        for name in ("nodes_after", "nodes_with", "exchanges_with", "outcomes_after", "outcomes_with"):
+            db.execute(f"DROP INDEX {name}")
         db.execute("ALTER TABLE exchanges DROP COLUMN delivered")
         db.execute("ALTER TABLE standings DROP COLUMN given")
         db.execute("PRAGMA user_version = 1")
