@@ -116,6 +116,13 @@ class CommandNotFound(ExecFailed):
     exit_status = 127
 
 
+class Uncertain(CrabError):
+    """Whether a command of an agent was run, and how it ended, cannot be known after a crash. It is not run again by itself."""
+
+    exit_status = 75
+    http_status = 409
+
+
 class SandboxGone(CrabError):
     """The sandbox died (or was killed) while it was being used. `crab recover` brings its newest checkpoint back."""
 

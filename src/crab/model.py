@@ -202,7 +202,7 @@ class ExecSpec(Struct, kw_only=True):
     timeout: Seconds | None = None
     """Seconds, then the whole tree of the command is killed."""
     name: str = ""
-    """Empty: one is made. A name that is alive already: `AlreadyExists`. `shell:…` are Crab's own."""
+    """Empty: one is made. A name that is alive already: `AlreadyExists`. `shell:…` and `step:…` are Crab's own."""
     by_agent: bool = False
     """A step of the sandbox's agent: how it ended is recorded, and it is not run again by an agent that comes back."""
 

@@ -10,6 +10,7 @@ import pkgutil
 import secrets
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from e2e.box import Box, eventually
 from examples.agents import loop
@@ -328,6 +330,59 @@ def test_what_a_command_could_not_do_is_told_again_as_the_same_error(box: Box, m
         box.ask(ask.Run, spec=missing)
     with pytest.raises(CommandNotFound):
         box.ask(ask.Run, spec=missing)
+
+
+# ---------------------------------------------------------------- the daemon dies in the middle of a return
+
+
+def dies(state: Path, moment: str, side: str, request: ask.Request) -> None:
+    """An owner of the state directory does that, and is killed at a moment of it."""
+    script = Path(__file__).with_name("dying.py")
+    words = [moment, side, type(request).__name__, msgspec.json.encode(request).decode()]
+    done = subprocess.run([sys.executable, script, state, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+SWITCHED = ("crab.daemon.core.Core.switch", "before")
+"""The registry has the new life, and nobody was told."""
+TOLD = ("crab.turns.place.Place.brought_back", "after")
+"""The record was told, and the registry does not know that."""
+
+
+@pytest.mark.parametrize("moment", [SWITCHED, TOLD])
+def test_a_daemon_that_dies_when_it_has_recovered_a_sandbox_leaves_its_agent_all_of_its_past(
+    second_state: Path, model: Model, moment: tuple[str, str]
+) -> None:
+    with Service.open(second_state) as service:
+        made = service.handle(ask.Create(image="small", model=ModelAccess(upstream="mock")))
+        with pytest.raises(Killed):
+            Outside(Box(service, made.name)).run(4)
+    dies(second_state, *moment, ask.Recover(sandbox=made.name, force=True))
+    with Service.open(second_state) as service:
+        box = Box(service, made.name)
+        assert box.look().generation == made.generation + 1, "it is the sandbox that was brought back"
+        assert Outside(box).run() == "all done"
+        assert box.read("/root/log") == LOG
+        assert model.steps == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("moment", [SWITCHED, TOLD])
+def test_a_daemon_that_dies_when_it_has_rewound_a_sandbox_gives_no_answer_of_the_future_that_was_given_up(
+    second_state: Path, model: Model, moment: tuple[str, str]
+) -> None:
+    with Service.open(second_state) as service:
+        made = service.handle(ask.Create(image="small", model=ModelAccess(upstream="mock")))
+        assert Outside(Box(service, made.name)).run() == "all done"
+    dies(second_state, *moment, ask.Rewind(sandbox=made.name, ref="3"))
+    with Service.open(second_state) as service:
+        box = Box(service, made.name)
+        assert box.look().generation == made.generation + 1
+        assert [one.abandoned for one in box.ask(ask.Exchanges)] == [False, False, True, True, True, True]
+        assert Outside(box).run() == "all done"
+        assert box.read("/root/log") == LOG
+        assert model.steps == [0, 1, 2, 3, 4, 5, 2, 3, 4, 5], "what came before turn 3 is asked of nobody again"
+    with Service.open(second_state) as service:  # and it is told once
+        assert not Box(service, made.name).service._core.coordinator.place(made.id).forwarding
 
 
 # ---------------------------------------------------------------- keys

@@ -76,6 +76,8 @@ class Core:
         """Stores that were opened, by URL and key: what their indexes say is not read twice."""
         self.steps: dict[str, str] = {}
         """What is being done for each image that is being made."""
+        self.names: dict[tuple[str, str], str] = {}
+        """Of commands that run under another name in their sandbox than they were given: by sandbox and that name."""
         self._lock_file = lock
         self._lives: dict[str, Incarnation] = {}
         self._busy: dict[str, str] = {}
@@ -271,6 +273,16 @@ class Core:
                 remedy=remedies.get(view.state, ""),
             )
         return self.life(record)
+
+    @contextlib.contextmanager
+    def called(self, record: Record, given: str, name: str) -> Iterator[None]:
+        """For the length of the block a command of that sandbox is found by the name that it was given, too."""
+        if given:
+            self.names[record.id, given] = name
+        try:
+            yield
+        finally:
+            self.names.pop((record.id, given), None)
 
     # ---- checkpoints
 

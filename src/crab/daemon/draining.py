@@ -13,7 +13,7 @@ from crab.daemon import requests as ask
 from crab.daemon.core import Core
 from crab.daemon.dispatch import answers
 from crab.daemon.history import checkpoint_of
-from crab.daemon.past import note_checkpoint
+from crab.daemon.past import noting
 from crab.daemon.registry import Record
 from crab.daemon.storing import sent
 from crab.errors import Busy, CrabError, InvalidRequest
@@ -60,11 +60,12 @@ def _drained(core: Core, record: Record, end: float, request: ask.Drain) -> Drai
         try:
             left = max(end - time.monotonic(), 0.0)
             with core.operation(record.id, "drain") as record:
+                note = noting(core, record)
                 made = checkpoint_of(core, record, "", "adaptive", durable=True, seconds=left)
                 if request.pause:
                     core.life(record).group.freeze()
                     core.registry.save(msgspec.structs.replace(core.registry.find(record.id), wanted=State.PAUSED))
-                note_checkpoint(core, record, made)
+                note(made)
             found = Drained(sandbox=record.name, safe=True, checkpoint=made.id, turn=made.turn, paused=request.pause)
             if not request.store:
                 return found

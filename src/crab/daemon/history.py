@@ -24,8 +24,8 @@ from crab.daemon.dispatch import answers
 from crab.daemon.heirs import hand_over
 from crab.daemon.judging import judged
 from crab.daemon.lifecycle import needed_checkpoints
-from crab.daemon.past import note_checkpoint, note_fork, note_return, returning
-from crab.daemon.registry import Record
+from crab.daemon.past import note_fork, note_return, noting, owes, returning
+from crab.daemon.registry import Owed, Record
 from crab.engine.jobs import Urgency
 from crab.errors import AlreadyExists, InUse, InvalidRequest, NotCapturable, NotFound, WrongState
 from crab.inspector.inspector import Observation
@@ -47,8 +47,9 @@ def take_checkpoint(core: Core, request: ask.TakeCheckpoint) -> Checkpoint:
         )
     refs.check_label(request.label)
     with core.operation(request.sandbox, "checkpoint") as record:
+        note = noting(core, record)
         made = checkpoint_of(core, record, request.label, request.policy, request.durable)
-        note_checkpoint(core, record, made)
+        note(made)
         return made
 
 
@@ -74,7 +75,7 @@ def checkpoint_of(
     if durable:
         core.ground.store.commit(checkpoint.id)
     core.registry.advance(
-        msgspec.structs.replace(record, head=checkpoint.id, turn=checkpoint.turn), checkpoint, durable
+        msgspec.structs.replace(record, head=checkpoint.id, turn=checkpoint.turn, owed=None), checkpoint, durable
     )
     settled()
     return checkpoint
@@ -264,8 +265,9 @@ def checked(core: Core, checkpoint: Checkpoint, files_only: bool = False) -> tup
     return manifest, with_processes
 
 
-def bring_back(core: Core, record: Record, checkpoint: Checkpoint, files_only: bool = False) -> Record:
-    """Restore a checkpoint beside what the sandbox is now, then switch over. On any failure what ran still runs."""
+def bring_back(core: Core, record: Record, checkpoint: Checkpoint, owed: Owed, files_only: bool = False) -> Record:
+    """Restore a checkpoint beside what the sandbox is now, then switch over. On any failure what ran still runs. What is `owed`
+    to its agent then is the caller's to say (`note_return`)."""
     manifest, with_processes = checked(core, checkpoint, files_only)
     old = core.life(record)
     incarnation = core.incarnation(
@@ -288,7 +290,7 @@ def bring_back(core: Core, record: Record, checkpoint: Checkpoint, files_only: b
         head=checkpoint.id,
         turn=checkpoint.turn,
     )
-    core.registry.save(new)
+    new = core.registry.save(msgspec.structs.replace(new, owed=owes(core, new, owed)))
     core.switch(new, incarnation)
     core.inspector.restored(
         incarnation, without_processes(checkpoint) if files_only else checkpoint, alone=is_alone(with_processes)
@@ -330,8 +332,9 @@ def rewind(core: Core, request: ask.Rewind) -> Sandbox:
     with core.operation(request.sandbox, "rewind") as record, returning(core, record):
         paused = core.view(record).state == State.PAUSED
         left = record.turn
-        record = bring_back(core, record, find(core, record, request.ref), request.files_only)
-        note_return(core, record, ask_again=True, goes_on=request.by_agent)
+        owed = Owed(ask_again=True, goes_on=request.by_agent)
+        record = bring_back(core, record, find(core, record, request.ref), owed, request.files_only)
+        record = note_return(core, record)
         record = core.registry.save(returned(record, left, request.note))
         if paused:
             core.life(record).group.freeze()
@@ -379,8 +382,8 @@ def recover(core: Core, request: ask.Recover) -> Sandbox:
                 remedy=f"`crab stop {record.name}` and `crab start {record.name}` start it on its files",
             )
         with returning(core, record):
-            record = bring_back(core, record, find(core, record, "head"))
-            note_return(core, record, ask_again=False)
+            record = bring_back(core, record, find(core, record, "head"), Owed(ask_again=False))
+            record = note_return(core, record)
         return core.view(record)
 
 
@@ -397,8 +400,9 @@ def fork(core: Core, request: ask.Fork) -> tuple[Sandbox, ...]:
         if request.ref:
             checkpoint = find(core, source, request.ref)
         else:
+            note = noting(core, source)
             checkpoint = checkpoint_of(core, source, "", "adaptive", durable=False)
-            note_checkpoint(core, source, checkpoint)
+            note(checkpoint)
         manifest, with_processes = checked(core, checkpoint)
     taken = {one.name for one in (*core.registry.all(), *core.registry.broken())}
     free = (name for name in _fork_names(source.name) if name not in taken)

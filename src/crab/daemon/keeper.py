@@ -13,7 +13,8 @@ from typing import Any
 
 from crab.daemon import history
 from crab.daemon.core import TURN, TURN_SECONDS, Core
-from crab.daemon.past import note_checkpoint, note_return, returning
+from crab.daemon.past import note_return, noting, returning
+from crab.daemon.registry import Owed
 from crab.daemon.requests import Request
 from crab.daemon.tools import Kit
 from crab.engine.engine import Engine
@@ -88,7 +89,7 @@ def bring_back(core: Core, sandbox: str, checkpoint: str) -> None:
         try:
             with core.operation(sandbox, "rewind") as record, returning(core, record):
                 found = history.find(core, record, checkpoint)
-                note_return(core, history.bring_back(core, record, found), ask_again=True)
+                note_return(core, history.bring_back(core, record, found, Owed(ask_again=True)))
             return
         except Busy:
             if time.monotonic() > end:
@@ -108,9 +109,10 @@ def protected(
                 if agents is None:  # its last safe turn is worth more than one without it
                     return Safety(protection="unprotected", why="the agent ended before its turn was safe")
                 urgency = Urgency.URGENT if marks else Urgency.NORMAL  # of a question, the answer will say when it is
+                note = noting(core, record) if marks else None
                 made = history.checkpoint_of(core, record, "", "adaptive", durable, agents, urgency)
-                if marks:
-                    note_checkpoint(core, record, made)
+                if note:
+                    note(made)
             kind = "none" if not waits else "durable" if durable else "captured"
             return Safety(protection=kind, checkpoint=made.id, turn=made.turn)
         except Busy as error:

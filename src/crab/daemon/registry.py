@@ -32,6 +32,16 @@ CREATE INDEX checkpoints_of ON checkpoints (sandbox, created);
 """
 
 
+class Owed(Struct, kw_only=True):
+    """What the record of an agent has to hear (`crab.daemon.past`): its sandbox stands at its head again. Kept beside what
+    makes it so until it was said: whoever owns the sandbox next says it, if its owner died in between."""
+
+    ask_again: bool
+    """The question that was asked there is a new one."""
+    goes_on: bool = False
+    """The agent did it itself, from outside: what it does from now on is new."""
+
+
 class Record(Struct, kw_only=True):
     """All that must be known of a sandbox to find or rebuild it."""
 
@@ -52,6 +62,8 @@ class Record(Struct, kw_only=True):
     turn: int = 0
     forked_from: str | None = None
     returns: tuple[Return, ...] = ()
+    owed: Owed | None = None
+    """None: the record of its agent knows all."""
 
 
 _COLUMNS = "id, name, generation, record"

@@ -29,6 +29,7 @@ from crab import lenient
 from crab.daemon import openapi, wire
 from crab.daemon.pump import pieces
 from crab.daemon.requests import About, Request, Run, ShellInterrupt, ShellRun, TakeCheckpoint, Try
+from crab.daemon.underway import PASSING
 from crab.errors import Busy, CrabError, DaemonUnavailable, HostUnsuitable, InvalidRequest, WrongState
 from crab.model import ExecSpec, ExecStatus
 from crab.sandbox.command import TIMEOUT_STATUS, Output
@@ -296,7 +297,7 @@ class Server:
 
     async def _run(self, request: Run) -> bytes:
         """Run a command to its end. Nobody can have its output once the client has gone, so it is killed then."""
-        name = request.spec.name or f"run-{secrets.token_hex(6)}"
+        name = request.spec.name or f"{PASSING}{secrets.token_hex(6)}"
         request = msgspec.structs.replace(request, spec=msgspec.structs.replace(request.spec, name=name))
         try:
             return await self._in(self._long, self._answer, request)

@@ -29,18 +29,22 @@ from crab.daemon import (
     storing,
     transfer,
     trying,
+    underway,
 )
 from crab.daemon import requests as ask
 from crab.daemon.core import Core
 from crab.daemon.dispatch import Answer, answers, collect
 from crab.daemon.door import checked, checked_command
 from crab.daemon.keeper import Keeper
+from crab.daemon.past import note_returns
 from crab.daemon.proving import Proving
 from crab.daemon.sending import Sending
+from crab.daemon.underway import Resumed
 from crab.errors import CrabError, InvalidRequest, NotFound, SandboxGone
 from crab.model import ExecResult, ExecSpec, ExecStatus, Trial
 from crab.sandbox.command import Command
 from crab.sandbox.shells import PREFIX, is_shell
+from crab.turns.place import STEP, Ticket
 
 API = 1
 
@@ -59,6 +63,8 @@ class Service:
         service = cls(core)
         try:
             core.coordinator.begin(Keeper(core, service.handle))
+            note_returns(core)
+            core.coordinator.tidy()
             core.open_doors()
         except BaseException:
             core.close()
@@ -87,9 +93,10 @@ class Service:
         One of an agent that was run before is not started: what comes back gives what it came to.
         """
         core = self._core
+        _check_name(spec)
         if spec.by_agent and not spec.tty:
             spec = checked_command(spec)
-            return cast(Command, steps.stream_once(core, sandbox, spec, lambda: spawn(core, sandbox, spec)))
+            return cast(Command, steps.stream_once(core, sandbox, spec, lambda named: spawn(core, sandbox, named)))
         command = spawn(core, sandbox, spec)
         if core.registry.find(sandbox).spec.exec_turns:
             return cast(Command, steps.Recording(command, lambda _: steps.end_turn(core, sandbox)))
@@ -101,6 +108,7 @@ class Service:
         Not on a persistent shell: its output has a reader, and a second one would take pieces of it away.
         """
         record = self._core.registry.find(sandbox)
+        name = self._core.names.get((record.id, name), name)
         life = self._core.running(record, "attach")
         entries = life.entries()
         for entry in entries:
@@ -132,24 +140,22 @@ class Service:
 def spawn(core: Core, sandbox: str, spec: ExecSpec) -> Command:
     """See `Service.spawn`."""
     spec = checked_command(spec)
+    record = core.registry.find(sandbox)
+    command = core.running(record, "exec").execute(spec)
+    if spec.timeout is not None:
+        command.limit(spec.timeout)
+    return command
+
+
+def _check_name(spec: ExecSpec) -> None:
     if is_shell(spec.name):
         raise InvalidRequest(
             f"names that begin with {PREFIX!r} are those of persistent shells", remedy="choose another name"
         )
-    record = core.registry.find(sandbox)
-    command = core.running(record, "exec").execute(spec)
-    if spec.timeout is not None:
-
-        def expire() -> None:
-            command.timed_out = True
-            with contextlib.suppress(CrabError, OSError):  # it is gone with its sandbox
-                command.kill()
-
-        timer = threading.Timer(spec.timeout, expire)
-        timer.daemon = True
-        command.on_end = timer.cancel
-        timer.start()
-    return command
+    if underway.is_step(spec.name):
+        raise InvalidRequest(
+            f"names that begin with {STEP!r} are those of agents' commands", remedy="choose another name"
+        )
 
 
 @answers(ask.About)
@@ -161,12 +167,30 @@ def about(core: Core, request: ask.About) -> ask.Version:
 @answers(ask.Run)
 def run(core: Core, request: ask.Run) -> ExecResult:
     """Run a command to its end; one of an agent once."""
+    _check_name(request.spec)
     if request.spec.by_agent:
-        what = steps.digest_of(request.spec, request.input)
-        return steps.once(core, request.sandbox, what, ExecResult, lambda: _run(core, request))
+        return _run_once(core, request)
     result = _run(core, request)
     steps.end_turn(core, request.sandbox)
     return result
+
+
+def _run_once(core: Core, request: ask.Run) -> ExecResult:
+    record = core.registry.find(request.sandbox)
+
+    def begin(ticket: Ticket) -> ExecResult:
+        spec = underway.named(request.spec, ticket)
+        with core.called(record, request.spec.name, spec.name):
+            return _run(core, msgspec.structs.replace(request, spec=spec))
+
+    def resume(ticket: Ticket) -> ExecResult | None:
+        spec = underway.named(checked_command(request.spec), ticket)
+        with core.called(record, request.spec.name, spec.name):
+            found = underway.take_up(core, record, spec)
+            return _ended(found, request) if found else None
+
+    what = steps.digest_of(request.spec, request.input)
+    return steps.once(core, request.sandbox, what, ExecResult, begin, resume)
 
 
 @answers(ask.Try)
@@ -183,7 +207,11 @@ def _run(core: Core, request: ask.Run) -> ExecResult:
     spec = request.spec
     if request.input and not spec.stdin:
         spec = msgspec.structs.replace(spec, stdin=True)
-    command = spawn(core, request.sandbox, spec)
+    return _ended(spawn(core, request.sandbox, spec), request)
+
+
+def _ended(command: Command | Resumed, request: ask.Run) -> ExecResult:
+    """Give a command its input, and wait for its end."""
 
     def feed() -> None:
         with contextlib.suppress(BrokenPipeError, SandboxGone):
@@ -191,7 +219,7 @@ def _run(core: Core, request: ask.Run) -> ExecResult:
             command.close_input()
 
     try:
-        if spec.stdin:
+        if request.spec.stdin or request.input:
             threading.Thread(target=feed, daemon=True).start()
         return command.collect(request.limit)
     except BaseException:  # the caller was interrupted: nobody will ever ask for the rest

@@ -30,7 +30,7 @@ def shell_run(core: Core, request: ask.ShellRun) -> ShellResult:
         raise InvalidRequest(f"{request.timeout} is no time limit", remedy="give seconds, or none")
     if request.by_agent:
         what = steps.digest("shell", request.shell, request.command, request.user, request.cwd, request.env)
-        return steps.once(core, request.sandbox, what, ShellResult, lambda: _run(core, request))
+        return steps.once(core, request.sandbox, what, ShellResult, lambda _: _run(core, request))
     result = _run(core, request)
     steps.end_turn(core, request.sandbox)
     return result

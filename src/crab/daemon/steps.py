@@ -1,7 +1,8 @@
 """Commands of an agent: how each ended is recorded, and none is run a second time by an agent that comes back.
 
 A command of an agent is one with `by_agent`. While the agent is behind its sandbox, it is given the recorded outcome of
-what it runs; the sandbox has its effects already. Once it has caught up, what it runs is run, and recorded.
+what it runs; the sandbox has its effects already. What was under way there is waited for (`underway`). Once it has caught up,
+what it runs is run, and recorded.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from typing import Any, TypeVar
 import blake3
 import msgspec
 
+from crab.daemon import underway
 from crab.daemon.core import TURN_SECONDS, Core
 from crab.daemon.keeper import bring_back, protected
-from crab.errors import Busy, CrabError, SandboxGone, WrongState, from_wire
+from crab.daemon.underway import Resumed
+from crab.errors import Busy, CrabError, SandboxGone, Uncertain, WrongState, from_wire
 from crab.model import ExecResult, ExecSpec, ExecStatus, ShellResult, Struct
 from crab.sandbox.command import Command, Output
+from crab.turns.exchange import Outcome
 from crab.turns.place import Place, Ticket
 
 R = TypeVar("R", ExecResult, ShellResult)
+Told = TypeVar("Told", bound="Result")
 KEPT = 16 << 20
 """Bytes of streamed output that are recorded with an outcome; what is more, an agent that comes back is not told."""
 log = logging.getLogger("crab.turns")
@@ -61,32 +66,57 @@ def end_turn(core: Core, sandbox: str) -> None:
             log.warning("%s: the turn is not safe: %s", record.id, made.why)
 
 
-def once(core: Core, sandbox: str, what: bytes, kind: type[R], run: Callable[[], R]) -> R:
-    """Run something for an agent, or give back how it ended when it was run before. Raises what `run` raises, again."""
+def once(
+    core: Core,
+    sandbox: str,
+    what: bytes,
+    kind: type[R],
+    run: Callable[[Ticket], R],
+    resume: Callable[[Ticket], R | None] = lambda _: None,
+) -> R:
+    """Run something for an agent, or give back how it ended when it was run before. Raises what `run` raises, again.
+
+    `resume` waits for what runs in the restored sandbox already; None if that is not there. Then raises `Uncertain`.
+    """
     record = core.registry.find(sandbox)
     place = core.coordinator.place(record.id)
-    known, life = _known(core, place, record.id, what)
-    if known is not None:
-        return _decoded(known, kind)
-    ticket = place.begin(what, life)
+    found, life = _found(core, place, record.id, what)
+    if found is not None and found.result is not None:
+        return _decoded(found.result, kind)
+    ticket = place.begin(what, life) if found is None else place.resume(found, life)
     try:
-        result = run()
+        result = run(ticket) if found is None else resume(ticket)
+        if result is None:
+            raise _uncertain(record.name)
     except CrabError as error:
         _refused(place, record.id, ticket, error)
+        if found is not None:
+            place.take_back(found)
         raise
     _end(place, record.id, ticket, result)
     end_turn(core, sandbox)
     return result
 
 
-def _known(core: Core, place: Place, sandbox: str, what: bytes) -> tuple[bytes | None, int]:
-    """The recorded outcome, if the command is not to be run; and the life of the sandbox in which it may be."""
+def _found(core: Core, place: Place, sandbox: str, what: bytes) -> tuple[Outcome | None, int]:
+    """The outcome, if the command is not to be started: with its result, or (`intended`) to wait for. And the life of the
+    sandbox in which it may be."""
     life = place.life
     step, outcome = place.command(what)
     if step.kind == "diverged":
         _diverged(core, place, sandbox, step.why)
         life = place.life
-    return (outcome.result if outcome is not None else None), life
+    return outcome, life
+
+
+def _uncertain(sandbox: str) -> Uncertain:
+    """It was begun before the checkpoint, or about to be, and is not there to be waited for. It may have ended just then: to
+    run it again might do it twice."""
+    log.warning("%s: a command was under way when it was captured, and does not run any more", sandbox)
+    return Uncertain(
+        f"how this command ended is not known: it was under way when sandbox {sandbox} was captured, and runs no more",
+        remedy="look at what it did, if anything; asked for once more it is run",
+    )
 
 
 def _diverged(core: Core, place: Place, sandbox: str, why: str) -> None:
@@ -114,7 +144,7 @@ def _end(place: Place, sandbox: str, ticket: Ticket, result: Result, failed: boo
         log.error("%s: the outcome of a command cannot be recorded: %s", sandbox, error)
 
 
-def _decoded(known: bytes, kind: type[R]) -> R:
+def _decoded(known: bytes, kind: type[Told]) -> Told:
     try:
         return msgspec.msgpack.decode(known, type=kind)
     except msgspec.ValidationError:
@@ -127,7 +157,7 @@ def _decoded(known: bytes, kind: type[R]) -> R:
 class Recording:
     """A command of which something is to be done when it has been read to its end, before its reader hears of that."""
 
-    def __init__(self, command: Command, end: Callable[[Streamed], None]) -> None:
+    def __init__(self, command: Command | Resumed, end: Callable[[Streamed], None]) -> None:
         self._command, self._end = command, end
 
     def __getattr__(self, name: str) -> Any:
@@ -186,23 +216,26 @@ class Replayed:
 
 
 def stream_once(
-    core: Core, sandbox: str, spec: ExecSpec, start: Callable[[], Command]
+    core: Core, sandbox: str, spec: ExecSpec, start: Callable[[ExecSpec], Command]
 ) -> Command | Recording | Replayed:
-    """Start a command for an agent, or give what it came to when it was run before."""
+    """Start a command for an agent, or give what it came to when it was run before, or one that runs in the restored sandbox.
+    Raises `Uncertain` if that is not there."""
     record = core.registry.find(sandbox)
     place = core.coordinator.place(record.id)
     what = digest_of(spec)
-    known, life = _known(core, place, record.id, what)
-    if known is not None:
-        try:
-            return Replayed(msgspec.msgpack.decode(known, type=Streamed), spec.name)
-        except msgspec.ValidationError:
-            raise from_wire(msgspec.msgpack.decode(known, type=Refused).error) from None
-    ticket = place.begin(what, life)
+    found, life = _found(core, place, record.id, what)
+    if found is not None and found.result is not None:
+        return Replayed(_decoded(found.result, Streamed), spec.name)
+    ticket = place.begin(what, life) if found is None else place.resume(found, life)
+    spec = underway.named(spec, ticket)
     try:
-        command = start()
+        command = start(spec) if found is None else underway.take_up(core, record, spec)
+        if command is None:
+            raise _uncertain(record.name)
     except CrabError as error:
         _refused(place, record.id, ticket, error)
+        if found is not None:
+            place.take_back(found)
         raise
 
     def over(result: Streamed) -> None:

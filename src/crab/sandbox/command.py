@@ -11,10 +11,10 @@ import os
 import signal as signals
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from crab.errors import AlreadyExists, CommandNotFound, ExecFailed, InvalidRequest, SandboxGone
+from crab.errors import AlreadyExists, CommandNotFound, CrabError, ExecFailed, InvalidRequest, SandboxGone
 from crab.host.cgroups import Cgroup
 from crab.model import ExecResult, ExecStatus
 from crab.sandbox.gate import Gate
@@ -56,12 +56,16 @@ class Command:
         self.group = group
         """Holds the command and all that it starts; None for a command of an earlier incarnation."""
         self.timed_out = False
+        self.keeps_output = False
+        """Init is to keep the newest 32 KiB of its output (half of its window), for somebody who attaches to it in a sandbox
+        that is brought back to before its end. (Else a byte is let go as soon as it was read.)"""
         self.on_end: Callable[[], None] = lambda: None
         """Called when it has been read to its end."""
         self._init = pid
         self._gate = gate
         self._line = line
         self._offsets = list(entry.acknowledged)
+        self._acknowledged = list(entry.acknowledged)
         self._changed = threading.Condition()
         self._taken = entry.input
         """Bytes of input that the command's pipe has; -1: it takes no more."""
@@ -139,7 +143,9 @@ class Command:
             with self._changed:
                 self._line = line
             if fresh:
-                offsets = b"".join(offset.to_bytes(8, "little") for offset in self._offsets)
+                # from there init sends it again; what is known of it is left out
+                begin = self._acknowledged if self.keeps_output else self._offsets
+                offsets = b"".join(offset.to_bytes(8, "little") for offset in begin)
                 line.send(Frame(Kind.ATTACH, exec=self.id, payload=offsets))
             yield line
         finally:
@@ -159,8 +165,7 @@ class Command:
                     if data:
                         with self._gate.outside():  # a slow reader must not keep a capture waiting
                             yield Output(frame.stream, data)
-                    with contextlib.suppress(OSError):
-                        line.send(Frame(Kind.ACK, frame.stream, self.id, self._offsets[frame.stream - 1]))
+                    self._acknowledge(line, frame.stream)
                 case Kind.DRAINED:
                     drained.add(frame.stream)
                 case Kind.EXITED:
@@ -180,25 +185,17 @@ class Command:
                 self._ended = True
                 return
 
+    def _acknowledge(self, line: InitLine, stream: int) -> None:
+        offset = self._offsets[stream - 1] - (WINDOW // 2 if self.keeps_output else 0)
+        if offset <= self._acknowledged[stream - 1]:
+            return
+        self._acknowledged[stream - 1] = offset
+        with contextlib.suppress(OSError):
+            line.send(Frame(Kind.ACK, stream, self.id, offset))
+
     def collect(self, limit: int = 64 << 20) -> ExecResult:
         """Read to the end; of each stream the first `limit` bytes are kept."""
-        begin = time.monotonic()
-        kept = {1: bytearray(), 2: bytearray()}
-        truncated = False
-        for piece in self.events():
-            room = limit - len(kept[piece.stream])
-            kept[piece.stream] += piece.data[: max(room, 0)]
-            truncated |= len(piece.data) > room
-        status = self.status()
-        return ExecResult(
-            exit_code=status.exit_code or 0,
-            signal=status.signal,
-            timed_out=status.timed_out,
-            stdout=bytes(kept[1]),
-            stderr=bytes(kept[2]),
-            truncated=truncated,
-            duration_ms=(time.monotonic() - begin) * 1e3,
-        )
+        return collected(self.events(), self.status, limit)
 
     def status(self) -> ExecStatus:
         """How it ended, or that it runs (as far as `events` has been read)."""
@@ -280,6 +277,19 @@ class Command:
             if self._line is not None:
                 self._line.shutdown()
 
+    def limit(self, seconds: float) -> None:
+        """Kill it, and all that it has started, if it has not ended in so many seconds from now."""
+
+        def expire() -> None:
+            self.timed_out = True
+            with contextlib.suppress(CrabError, OSError):  # it is gone with its sandbox
+                self.kill()
+
+        timer = threading.Timer(seconds, expire)
+        timer.daemon = True
+        self.on_end = timer.cancel
+        timer.start()
+
     def release(self) -> None:
         """Let init forget the (ended) command and remove its group if nothing is left in it."""
         with contextlib.suppress(SandboxGone, OSError):
@@ -300,6 +310,27 @@ class Command:
                 pass  # cut by a capture
         with self._gate.enter(), InitLine.connect(self._init()) as own:
             own.send(frame)
+
+
+def collected(events: Iterable[Output], status: Callable[[], ExecStatus], limit: int) -> ExecResult:
+    """All events of a command, and how it ended; of each stream the first `limit` bytes are kept."""
+    begin = time.monotonic()
+    kept = {1: bytearray(), 2: bytearray()}
+    truncated = False
+    for piece in events:
+        room = limit - len(kept[piece.stream])
+        kept[piece.stream] += piece.data[: max(room, 0)]
+        truncated |= len(piece.data) > room
+    end = status()
+    return ExecResult(
+        exit_code=end.exit_code or 0,
+        signal=end.signal,
+        timed_out=end.timed_out,
+        stdout=bytes(kept[1]),
+        stderr=bytes(kept[2]),
+        truncated=truncated,
+        duration_ms=(time.monotonic() - begin) * 1e3,
+    )
 
 
 def _frames(line: InitLine) -> Iterator[Frame]:

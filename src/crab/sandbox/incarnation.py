@@ -279,7 +279,9 @@ class Incarnation:
         if spec.name.startswith(AGENT_PREFIX):
             self._agents = None
         try:
-            return Command.start(lambda: self.pid, self.gate, request, group)
+            command = Command.start(lambda: self.pid, self.gate, request, group)
+            command.keeps_output = spec.by_agent
+            return command
         except BaseException:
             group.kill()
             group.remove(0.1)

@@ -1,14 +1,14 @@
 """What was said, each piece once: content by its digest, conversations as a tree of items.
 
 A node is an item and the node before it, so a conversation of a hundred turns is a hundred nodes whose last one stands for
-the whole, and the next request adds what is new in it. Knows nothing of who said it. What nothing refers to is found by
-`sweep`.
+the whole, and the next request adds what is new in it. Knows nothing of who said it. Whoever removes the last that refers to
+something lets go of it, too.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from blake3 import blake3
 
@@ -78,7 +78,7 @@ def put_conversation(
 ) -> None:
     """Store what is new of a conversation. `ready` is what `pack_items` made of it; what it lacks is packed here."""
     for place in range(known(db, chain), len(chain)):
-        blob = ready.get(place) or packed(redactor.replaced(items[place])[0])  # a sweep came in between
+        blob = ready.get(place) or packed(redactor.replaced(items[place])[0])  # it was let go in between
         parent = chain[place - 1] if place else None
         db.execute("INSERT OR IGNORE INTO nodes VALUES (?, ?, ?)", (chain[place], parent, put(db, blob)))
 
@@ -98,23 +98,41 @@ def conversation(db: sqlite3.Connection, node: bytes) -> list[bytes]:
     return [_unpacked(digest, data or b"") for digest, data in rows]
 
 
-def sweep(db: sqlite3.Connection) -> None:
-    """Remove what nothing refers to, in the transaction of the caller."""
-    db.execute(
-        """
-        WITH RECURSIVE used (id) AS (
-            SELECT key FROM exchanges
-            UNION SELECT nodes.parent FROM nodes JOIN used ON nodes.id = used.id WHERE nodes.parent IS NOT NULL
-        )
-        DELETE FROM nodes WHERE id NOT IN (SELECT id FROM used)
-        """
-    )
-    db.execute(
-        """
-        DELETE FROM blobs WHERE digest NOT IN (
-            SELECT item FROM nodes
-            UNION SELECT answer FROM exchanges WHERE answer IS NOT NULL
-            UNION SELECT result FROM outcomes WHERE result IS NOT NULL
-        )
-        """
-    )
+# ---- the end
+
+
+def let_go(db: sqlite3.Connection, nodes: Iterable[bytes] = (), digests: Iterable[bytes | None] = ()) -> int:
+    """Remove of these conversations and pieces what nothing refers to any more, in the transaction in which something ceased
+    to: nothing else ever has to be looked through. Returns how many bytes were stored of it."""
+    loose = set(digests) - {None}
+    for node in nodes:
+        at: bytes | None = node
+        while at is not None and (found := _unused_node(db, at)) is not None:
+            db.execute("DELETE FROM nodes WHERE id = ?", (at,))
+            at, item = found
+            loose.add(item)
+    freed = 0
+    for digest in loose:
+        if not any(db.execute(query, (digest,)).fetchone() for query in _USES):
+            row = db.execute("SELECT LENGTH(data) FROM blobs WHERE digest = ?", (digest,)).fetchone()
+            freed += row[0] if row else 0
+            db.execute("DELETE FROM blobs WHERE digest = ?", (digest,))
+    return freed
+
+
+_USES = (
+    "SELECT 1 FROM nodes WHERE item = ? LIMIT 1",
+    "SELECT 1 FROM exchanges WHERE answer = ? LIMIT 1",
+    "SELECT 1 FROM outcomes WHERE result = ? LIMIT 1",
+)
+
+
+def _unused_node(db: sqlite3.Connection, node: bytes) -> tuple[bytes | None, bytes] | None:
+    """Parent and item of a node that no question ends with and no other node comes after."""
+    query = """
+        SELECT parent, item FROM nodes WHERE id = :node
+        AND NOT EXISTS (SELECT 1 FROM exchanges WHERE key = :node)
+        AND NOT EXISTS (SELECT 1 FROM nodes AS later WHERE later.parent = :node)
+    """
+    row = db.execute(query, {"node": node}).fetchone()
+    return (row[0], row[1]) if row else None

@@ -7,16 +7,19 @@ the first one abandoned. Knows nothing of how a checkpoint is restored.
 
 The checkpoint of an exchange was taken when the question came, so it is before the exchange: several answers may have been
 given from there, each on a branch of its own. A command is before a checkpoint if it was begun before the question that the
-checkpoint belongs to. If it ended only after it, it was under way in what is restored, and so it is `intended` again.
+checkpoint belongs to, or until that was reported: it may be in it. If it ended only after the question, or while the
+checkpoint was taken, it may have been under way in what is restored, and so it is `intended` again: whoever comes back finds
+it there, or nobody knows how it ended.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 
 from crab.model import Struct
+from crab.turns import blobs
 
 FOR_GOOD = 2
 """Of `abandoned`: no rewind brings it back. 1 is by a rewind, 0 is not at all."""
@@ -122,22 +125,40 @@ def continues(places: Sequence[Place], line: Set[str]) -> bool:
 # ---- what they are made of
 
 
-def mark(db: sqlite3.Connection, sandbox: str, checkpoint: str, turn: int | None = None) -> int:
-    """A checkpoint that came without a question: it is after all that was recorded until now. Returns its id."""
+def mark(
+    db: sqlite3.Connection,
+    sandbox: str,
+    checkpoint: str,
+    turn: int | None = None,
+    ended: Collection[int] | None = None,
+) -> int:
+    """A checkpoint that came without a question: it is after all that was recorded until now, and of commands only the ends
+    that are given (all). Returns its id."""
     query = "INSERT INTO exchanges (sandbox, kind, key, asked, checkpoint, turn) VALUES (?, 'mark', x'', ?, ?, ?)"
     made = db.execute(query, (sandbox, time.time(), checkpoint, turn)).lastrowid or 0
-    seal_commands(db, sandbox, made)
+    seal_commands(db, sandbox, made, ended)
     tie(db, sandbox, made, checkpoint)
     return made
 
 
-def seal_commands(db: sqlite3.Connection, sandbox: str, exchange: int) -> None:
-    """An exchange comes after all commands that were begun, or have ended, until now."""
-    for tag, moment in (("begun_by", "started"), ("ended_by", "ended")):
-        db.execute(
-            f"UPDATE outcomes SET {tag} = ? WHERE sandbox = ? AND {tag} IS NULL AND {moment} IS NOT NULL AND abandoned = 0",
-            (exchange, sandbox),
-        )
+def seal_commands(db: sqlite3.Connection, sandbox: str, exchange: int, ended: Collection[int] | None = None) -> None:
+    """An exchange comes after all commands that were begun, and all that have ended until now (or those)."""
+    _seal_begun(db, sandbox, exchange)
+    over = ended_since(db, sandbox)
+    rows = [(exchange, command) for command in (over if ended is None else over.intersection(ended))]
+    db.executemany("UPDATE outcomes SET ended_by = ? WHERE id = ?", rows)
+
+
+def ended_since(db: sqlite3.Connection, sandbox: str) -> frozenset[int]:
+    """The commands that have ended, and no exchange came since."""
+    query = "SELECT id FROM outcomes WHERE sandbox = ? AND ended_by IS NULL AND ended IS NOT NULL AND abandoned = 0"
+    return frozenset(row[0] for row in db.execute(query, (sandbox,)))
+
+
+def _seal_begun(db: sqlite3.Connection, sandbox: str, exchange: int) -> None:
+    # one that has an end has a beginning: the first condition is what the index knows
+    unsealed = "sandbox = ? AND ended_by IS NULL AND begun_by IS NULL AND abandoned = 0"
+    db.execute(f"UPDATE outcomes SET begun_by = ? WHERE {unsealed}", (exchange, sandbox))
 
 
 def tie(db: sqlite3.Connection, sandbox: str, exchange: int, checkpoint: str) -> None:
@@ -145,6 +166,7 @@ def tie(db: sqlite3.Connection, sandbox: str, exchange: int, checkpoint: str) ->
     db.execute("INSERT OR IGNORE INTO ties VALUES (?, ?, 1)", (exchange, checkpoint))
     if db.execute("SELECT abandoned FROM exchanges WHERE id = ?", (exchange,)).fetchone()[0]:
         return
+    _seal_begun(db, sandbox, exchange)
     earlier = """
         sandbox = :sandbox AND unsealed = 1 AND abandoned = 0 AND id != :exchange AND checkpoint IS NOT :checkpoint
         AND (id < :exchange OR checkpoint IS NOT NULL)
@@ -183,6 +205,7 @@ def rewind(db: sqlite3.Connection, sandbox: str, kept: Set[str], head: str, ask_
     verdicts = abandoned(places, line, head, ask_again)
     changed = [(verdicts[place.id], place.id) for place in places if verdicts[place.id] != place.abandoned]
     db.executemany("UPDATE exchanges SET abandoned = ? WHERE id = ?", changed)
+    db.execute("UPDATE exchanges SET delivered = 0 WHERE sandbox = ? AND delivered", (sandbox,))
     # on this branch nobody has seen the answer yet
     there = [(place.id,) for place in places if head in place.checkpoints]
     db.executemany("UPDATE exchanges SET released = NULL WHERE id = ?", there)
@@ -193,13 +216,16 @@ def rewind(db: sqlite3.Connection, sandbox: str, kept: Set[str], head: str, ask_
     found = commands_before(places, _commands(db, sandbox), line, head)
     db.execute("UPDATE outcomes SET abandoned = 1 WHERE sandbox = ? AND abandoned = 0", (sandbox,))
     db.executemany("UPDATE outcomes SET abandoned = 0 WHERE id = ?", [(command,) for command in found])
+    unknown = [command for command, over in found.items() if not over]
+    results = [db.execute("SELECT result FROM outcomes WHERE id = ?", (one,)).fetchone()[0] for one in unknown]
     db.executemany(
         """
         UPDATE outcomes SET state = 'intended', result = NULL, redacted = 0, ended = NULL, ended_by = NULL
         WHERE id = ?
         """,
-        [(command,) for command, over in found.items() if not over],
+        [(command,) for command in unknown],
     )
+    blobs.let_go(db, digests=results)
 
 
 def _hear_of(db: sqlite3.Connection, sandbox: str, line: Set[str], head: str) -> None:
@@ -223,13 +249,18 @@ def fork(db: sqlite3.Connection, source: str, target: str, kept: Set[str], head:
     places = _places(db, source)
     line = line_to(places, kept, head)
     names = [row["name"] for row in db.execute("PRAGMA table_info(exchanges)")]
-    same = ", ".join(name for name in names if name not in ("id", "sandbox", "abandoned"))
+    same = ", ".join(name for name in names if name not in ("id", "sandbox", "abandoned", "delivered"))
     new = {0: 0}
     commands = _commands(db, source)
     found = commands_before(places, commands, line, head)
     before = past(places, line, head)
     seals = {exchange for one in commands if one.id in found for exchange in (one.begun_by, one.ended_by)}
-    where = {place.id: (place.checkpoints or place.seals) & line for place in places if head not in place.checkpoints}
+    where = {place.id: ((place.checkpoints or place.seals) & line) - {head} for place in places}
+    for (
+        place
+    ) in places:  # of the head's own question there is nothing but the checkpoints that were taken when it came earlier
+        if head in place.checkpoints and not where[place.id]:
+            del where[place.id]
     for old in sorted(where.keys() & (before | seals)):
         if old not in before:  # a question that was asked anew since; what was done before it is before its checkpoint
             new[old] = _mark_at(db, target, where[old])

@@ -191,7 +191,7 @@ class Channel:
         delivery = Delivery(safe=True)
         delivery.begin(kept.status, kept.headers)
         delivery.give(kept.body)
-        delivery.when_taken = lambda: self.place.delivered(number)
+        delivery.when_taken = functools.partial(self._taken, number, self.place.life)
         await asyncio.to_thread(self._record.released, number, known.held_ms)
         delivery.finish()
         log.info("%s: answer %d again, from the record", self.sandbox, number)
@@ -373,11 +373,22 @@ class Channel:
         )
         await self._noted(number, self.place.answered if main else keep, *([mine.life, keep] if main else []))
         if (known := await number) is not None:
-            delivery.when_taken = lambda: self.place.delivered(known)
+            delivery.when_taken = functools.partial(self._taken, known, mine.life)
         delivery.recorded()
         if not delivery.is_over:
             await self._held(delivery, number)
         await self._noted(number, self._record.released, (time.perf_counter() - whole) * 1e3)
+
+    def _taken(self, number: int, life: int) -> None:
+        """The client has got the whole of an answer."""
+        self.place.taken(number, life)
+        self._spawn(self._kept_taken(number))
+
+    async def _kept_taken(self, number: int) -> None:
+        try:
+            await asyncio.to_thread(self.place.keep_taken, number)
+        except (CrabError, OSError) as error:
+            log.error("%s: that answer %d was taken cannot be recorded: %s", self.sandbox, number, error)
 
     async def _held(self, delivery: Delivery, number: asyncio.Future[int | None]) -> None:
         """Wait until the turn is safe, but not for ever."""

@@ -110,10 +110,13 @@ class Coordinator:
         for sandbox in self._record.sandboxes():
             if not keeper.exists(sandbox):  # of a daemon that died in the middle
                 self._record.forget(sandbox)
-        threading.Thread(target=self._retain, args=(self._record,), name="crab-retain", daemon=True).start()
+
+    def tidy(self) -> None:
+        """Let go of what is old, once it is known what counts: when the daemon begins, and nobody waits for it."""
+        threading.Thread(target=self._retain, args=(self.record,), name="crab-retain", daemon=True).start()
 
     def _retain(self, record: Record) -> None:
-        """Let go of what is old, by the environment's word for it; when the daemon begins, and nobody waits for it."""
+        """By the environment's word for what is old."""
         days, size = (os.environ.get(name, "") for name in (DAYS, BYTES))
         try:
             record.retain(float(days or KEPT_DAYS) * 86400, int(size or KEPT_BYTES))

@@ -19,7 +19,7 @@ from crab.errors import CrabError, Damaged, Incompatible, NoSpace
 
 log = logging.getLogger("crab.turns")
 
-VERSION = 1
+VERSION = 3
 _SCHEMA = """
 CREATE TABLE blobs (
     digest BLOB PRIMARY KEY,     -- BLAKE3 of the content
@@ -30,6 +30,8 @@ CREATE TABLE nodes (
     id BLOB PRIMARY KEY,         -- link of a chain: stands for the conversation up to here
     parent BLOB, item BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX nodes_after ON nodes (parent);
+CREATE INDEX nodes_with ON nodes (item);
 CREATE TABLE exchanges (
     id INTEGER PRIMARY KEY AUTOINCREMENT, sandbox TEXT NOT NULL, kind TEXT NOT NULL, key BLOB NOT NULL,
     turn INTEGER, checkpoint TEXT, protection TEXT, why TEXT NOT NULL DEFAULT '',
@@ -44,10 +46,12 @@ CREATE TABLE exchanges (
                                             -- 3: lost with its sandbox
     note TEXT NOT NULL DEFAULT '',
     answer BLOB,                 -- digest
-    unsealed INTEGER NOT NULL DEFAULT 1     -- on its present branch no checkpoint has come after it yet
+    unsealed INTEGER NOT NULL DEFAULT 1,    -- on its present branch no checkpoint has come after it yet
+    delivered INTEGER NOT NULL DEFAULT 0    -- somebody got the answer to its end, in the present life of the sandbox
 ) STRICT;
-CREATE INDEX exchanges_asking ON exchanges (sandbox, key);
+CREATE INDEX exchanges_asking ON exchanges (key, sandbox);
 CREATE INDEX exchanges_of ON exchanges (sandbox);
+CREATE INDEX exchanges_with ON exchanges (answer);
 CREATE TABLE ties (
     exchange INTEGER NOT NULL, checkpoint TEXT NOT NULL,
     own INTEGER NOT NULL,        -- 1: taken because of its question; 0: on some branch, the first one after it (a seal)
@@ -62,13 +66,32 @@ CREATE TABLE outcomes (
 ) STRICT;
 CREATE UNIQUE INDEX outcomes_at ON outcomes (sandbox, exchange, place) WHERE abandoned = 0;
 CREATE INDEX outcomes_of ON outcomes (sandbox, ended_by);
+CREATE INDEX outcomes_after ON outcomes (exchange);
+CREATE INDEX outcomes_with ON outcomes (result);
 CREATE TABLE standings (
     sandbox TEXT PRIMARY KEY,
     forwarding INTEGER NOT NULL, -- the agent may be behind its sandbox
     beyond INTEGER NOT NULL,     -- the sandbox is where the question after the newest answer was asked
-    exchange INTEGER NOT NULL    -- whose answer the agent had last; 0: none
+    exchange INTEGER NOT NULL,   -- whose answer the agent had last; 0: none
+    given TEXT NOT NULL DEFAULT '[]' -- places of the commands since then whose outcomes it had (JSON)
 ) STRICT;
 """
+_NEWER = {
+    1: """
+        ALTER TABLE exchanges ADD COLUMN delivered INTEGER NOT NULL DEFAULT 0;
+        ALTER TABLE standings ADD COLUMN given TEXT NOT NULL DEFAULT '[]';
+    """,
+    2: """
+        CREATE INDEX nodes_after ON nodes (parent);
+        CREATE INDEX nodes_with ON nodes (item);
+        DROP INDEX exchanges_asking;
+        CREATE INDEX exchanges_asking ON exchanges (key, sandbox);
+        CREATE INDEX exchanges_with ON exchanges (answer);
+        CREATE INDEX outcomes_after ON outcomes (exchange);
+        CREATE INDEX outcomes_with ON outcomes (result);
+    """,
+}
+"""What makes the next version of each one: a record outlives the Crab that began it."""
 _SMALL = 64 << 20
 """Files up to here are read as a whole when they are opened (0.1 s); of larger ones damage is found where it is met."""
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
@@ -124,11 +147,15 @@ class Database:
                         db.execute("ROLLBACK")
                 raise
 
-    def shrink(self) -> None:
-        """Give what was freed back to the file system."""
+    def shrink(self, pages: int) -> bool:
+        """Give so many pages that were freed back to the file system; whether any are left."""
         with self._lock, _explained(self.path):
             # a script is run to its end; `execute` stops this pragma, which has no rows, after its first page
-            self._db.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
+            self._db.executescript(f"PRAGMA incremental_vacuum({pages})")
+            if self._db.execute("PRAGMA freelist_count").fetchone()[0]:
+                return True
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return False
 
     def file_size(self) -> int:
         found = 0
@@ -174,12 +201,13 @@ def _check(db: sqlite3.Connection, path: Path) -> None:
             f"the record {path} has version {version}, this Crab reads {VERSION}",
             remedy="use the Crab that wrote it, or upgrade",
         )
-    elif version != VERSION or not {"blobs", "nodes", "exchanges", "ties", "outcomes", "standings"} <= tables:
+    elif version < 1 or not {"blobs", "nodes", "exchanges", "ties", "outcomes", "standings"} <= tables:
         raise Damaged(f"{path} is no record of turns")
-    elif path.stat().st_size <= _SMALL:
-        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise Damaged(f"the record {path} is damaged: {found}")
+    elif path.stat().st_size <= _SMALL and (found := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+        raise Damaged(f"the record {path} is damaged: {found}")
+    elif version < VERSION:
+        steps = "".join(_NEWER[one] for one in range(version, VERSION))
+        db.executescript(f"BEGIN;{steps}PRAGMA user_version={VERSION};COMMIT;")
 
 
 def _put_aside(path: Path) -> Path:

@@ -66,6 +66,8 @@ class Exchange(Struct, kw_only=True):
     """Size of the answer's body."""
     abandoned: bool = False
     """It is not in the past of the sandbox as it is now."""
+    delivered: bool = False
+    """Somebody got the whole answer, while the sandbox was as it is now."""
     note: str = ""
 
 
@@ -100,6 +102,8 @@ class Standing(Struct, kw_only=True):
     """The sandbox is where the question after the newest answer was asked: all that followed that answer is in it."""
     exchange: int = 0
     """The one whose answer the agent had last; 0: none."""
+    given: tuple[int, ...] = ()
+    """Places of the commands after that whose outcomes it was given, or waits for."""
 
 
 class Size(Struct, kw_only=True):
@@ -125,7 +129,7 @@ def exchange_of(row: sqlite3.Row) -> Exchange:
     """The exchange in a row of `EXCHANGE`."""
     values = dict(row)
     values["headers"] = msgspec.json.decode(values["headers"], type=dict[str, str])
-    for name in ("complete", "redacted", "abandoned"):
+    for name in ("complete", "redacted", "abandoned", "delivered"):
         values[name] = bool(values[name])
     values["state"] = (
         "abandoned"

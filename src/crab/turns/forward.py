@@ -47,8 +47,8 @@ class Situation(Struct, kw_only=True):
     """The sandbox is past what followed the head's answer: it stands where the next question was asked (after a rewind or
     fork, which want another answer to that)."""
     followed: bool = False
-    """Commands that followed the head's answer are in the sandbox (it is at a checkpoint that was taken between two of them):
-    an agent that has that answer is still behind them."""
+    """Commands that followed the head's answer are in the sandbox (it is at a checkpoint that was taken between two of them, or
+    during one): an agent that has that answer is still behind them."""
 
 
 class Step(Struct, kw_only=True):
@@ -105,6 +105,8 @@ class Progress(Struct, kw_only=True):
 
     kept: tuple[Kept, ...] = ()
     """The commands that followed the answer that it had last."""
+    under_way: tuple[Kept, ...] = ()
+    """Those of which nobody knows how they ended: in the state that the sandbox was brought back to they were begun."""
     at_head: bool = True
     """That answer is the newest one, and what followed it is not all in the sandbox."""
     new: bool = False
@@ -114,15 +116,16 @@ class Progress(Struct, kw_only=True):
 class CommandStep(Struct, kw_only=True):
     """What to do with a command."""
 
-    kind: Literal["replay", "run", "diverged"]
+    kind: Literal["replay", "resume", "run", "diverged"]
+    """`resume`: it was begun, so it is waited for and not started again."""
     index: int = 0
-    """Of the recorded one that is given back."""
+    """Of the recorded one that is given back or waited for."""
     caught_up: bool = False
     why: str = ""
 
 
 def decide_command(now: Progress, command: bytes, given: frozenset[int] = frozenset()) -> CommandStep:
-    """The step for one command; `given` are the places whose outcomes were given back already.
+    """The step for one command; `given` are the places whose outcomes were given back, or are waited for, already.
 
     Agents run several tools at once, so what comes next may come in another order than it did.
     """
@@ -132,6 +135,9 @@ def decide_command(now: Progress, command: bytes, given: frozenset[int] = frozen
             return CommandStep(
                 kind="replay", index=kept.index, why="it was run before, and the sandbox has what it did"
             )
+    for begun in now.under_way:
+        if begun.command == command and begun.index not in given:
+            return CommandStep(kind="resume", index=begun.index, why="it was begun before, and nobody saw its end")
     if now.new:
         return CommandStep(kind="run", caught_up=True, why="it is a new agent's, in the state that was chosen")
     if left or not now.at_head:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
+import msgspec
+
 from crab.errors import NotFound
 from crab.turns import blobs, branches
 from crab.turns.database import Database
@@ -95,10 +97,13 @@ class Lookup:
 
     def standing(self, sandbox: str) -> Standing:
         """How far the agent has come."""
-        query = "SELECT forwarding, beyond, exchange FROM standings WHERE sandbox = ?"
+        query = "SELECT forwarding, beyond, exchange, given FROM standings WHERE sandbox = ?"
         with self._database.read() as db:
             row = db.execute(query, (sandbox,)).fetchone()
-        return Standing(forwarding=bool(row[0]), beyond=bool(row[1]), exchange=row[2]) if row else Standing()
+        if not row:
+            return Standing()
+        given = msgspec.json.decode(row[3], type=tuple[int, ...])
+        return Standing(forwarding=bool(row[0]), beyond=bool(row[1]), exchange=row[2], given=given)
 
     def sandboxes(self) -> list[str]:
         """Those of which anything is recorded."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from crab.errors import AlreadyExists, NotFound
-from crab.turns import blobs
+from crab.turns import blobs, branches
 from crab.turns.database import Database
 from crab.turns.exchange import OUTCOME, Outcome, outcome_of
 from crab.turns.redact import Redactor
@@ -49,11 +49,13 @@ class Outcomes:
         clean, found = Redactor(secrets).masked(result)
         blob = blobs.packed(clean)
         with self._database.write() as db:
+            before = db.execute("SELECT result FROM outcomes WHERE id = ?", (identity,)).fetchone()
             query = """
                 UPDATE outcomes SET state = ?, result = ?, redacted = ?, ended = ? WHERE id = ?
             """
             if not db.execute(query, (state, blobs.put(db, blob), found, time.time(), identity)).rowcount:
                 raise NotFound(f"there is no outcome {identity} in the record")
+            blobs.let_go(db, digests=before)
             return _outcome(db, db.execute(f"SELECT {OUTCOME} FROM outcomes WHERE id = ?", (identity,)).fetchone())
 
     def of(self, sandbox: str, exchange: int | None = None) -> list[Outcome]:
@@ -67,6 +69,11 @@ class Outcomes:
                 (sandbox, exchange, exchange),
             ).fetchall()
             return [_outcome(db, row) for row in rows]
+
+    def ended(self, sandbox: str) -> frozenset[int]:
+        """Those that have ended since the last question or checkpoint."""
+        with self._database.read() as db:
+            return branches.ended_since(db, sandbox)
 
     def next_index(self, sandbox: str, exchange: int) -> int:
         """The first place of an exchange after those that are taken."""

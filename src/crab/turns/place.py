@@ -7,10 +7,12 @@ that is killed in the middle of a fast-forward goes on with it.
 from __future__ import annotations
 
 import contextlib
+import struct
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
+from blake3 import blake3
 
 from crab.errors import SandboxGone
 from crab.model import Struct
@@ -22,10 +24,23 @@ from crab.turns.record import Record
 RETURN_SECONDS = 120.0
 
 
+STEP = "step:"
+"""Of the names of commands of agents, inside of the sandbox."""
+
+
 class Ticket(Struct, kw_only=True):
     """A command that runs now; its outcome is to be recorded under this."""
 
     outcome: int
+    name: str
+    """By which it is found in the sandbox. One that was captured and restored has it still, also in a fork, where the outcome
+    is another row: so it is made of what a copy has in common with what it was copied from."""
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Ticket:
+        """The ticket of an outcome that is to come."""
+        unique = blake3(outcome.command + struct.pack("<d", outcome.started)).hexdigest()[:16]
+        return cls(outcome=outcome.id, name=f"{STEP}{unique}")
 
 
 class Place:
@@ -37,8 +52,8 @@ class Place:
         self._standing = record.standing(sandbox)
         self.life = 0
         """Grows each time the sandbox is brought back: what was under way before belongs to another life of it."""
-        self._given: set[int] = set()
         self._delivered: set[int] = set()
+        """Exchanges of which the record is still to hear that their answers were taken."""
         self._returned = threading.Condition(self._lock)
         self._returning = 0
 
@@ -121,7 +136,7 @@ class Place:
                 head=self._known(head),
                 went_on=position is not None and self._record.goes_on(position),
                 beyond=self._standing.beyond,
-                followed=head is not None and bool(self._kept(head.id)),
+                followed=head is not None and bool(self._record.outcomes.of(self._sandbox, head.id)),
             )
         )
 
@@ -133,13 +148,12 @@ class Place:
             session=exchange.session,
             whole=exchange.complete and not exchange.redacted,
             safe=exchange.protection is not None,
-            delivered=exchange.id in self._delivered,
+            delivered=exchange.delivered or exchange.id in self._delivered,
         )
 
     def _at(self, exchange: int) -> None:
         if exchange != self._standing.exchange:
-            self._given.clear()
-            self._move(exchange=exchange)
+            self._move(exchange=exchange, given=())
 
     def answered(self, exchange: int, life: int, keep: Callable[..., object]) -> None:
         """The agent gets a new answer: what it does now follows from that (not if it asked in an earlier life). `keep`
@@ -149,17 +163,24 @@ class Place:
             if life != self.life:
                 keep(exchange)
                 return
-            new = msgspec.structs.replace(self._standing, exchange=exchange)
+            new = msgspec.structs.replace(self._standing, exchange=exchange, given=())
             try:
                 keep(exchange, standing=new)
             finally:
-                self._given.clear()
                 self._standing = new
 
-    def delivered(self, exchange: int) -> None:
-        """The agent has got the whole of it. (Not kept: after a restart of the daemon a question that comes again is taken
-        for one whose answer was lost.)"""
-        self._delivered.add(exchange)
+    def taken(self, exchange: int, life: int) -> None:
+        """The agent has got the whole of an answer (not if it asked in an earlier life). Counts at once; does not block, so
+        `keep_taken` is to be called after it."""
+        if life == self.life:
+            self._delivered.add(exchange)
+
+    def keep_taken(self, exchange: int) -> None:
+        """Write that to the record: who asks the same after a restart of the daemon wants another answer."""
+        with self._lock:
+            if exchange in self._delivered:
+                self._record.delivered(exchange)
+                self._delivered.discard(exchange)
 
     def after(self, exchange: int) -> Exchange | None:
         """The recorded exchange that came next (0: the first one); None if that was the newest."""
@@ -174,7 +195,7 @@ class Place:
     # ---- commands
 
     def command(self, digest: bytes) -> tuple[CommandStep, Outcome | None]:
-        """What to do with a command of the agent; with its recorded outcome, if it is to be given that.
+        """What to do with a command of the agent; with its outcome, if it is to be given that or to wait for it.
 
         Raises `SandboxGone` while the sandbox is brought back: who runs a command then was there before, and knows nothing
         of it.
@@ -187,24 +208,22 @@ class Place:
             standing = self._standing
             if not standing.forwarding:
                 return CommandStep(kind="run"), None
-            kept = self._kept(standing.exchange)
+            recorded = self._record.outcomes.of(self._sandbox, standing.exchange)
+            known = [(one.state != "intended", Kept(index=one.index, command=one.command)) for one in recorded]
             head = self._record.newest(self._sandbox)
             progress = Progress(
-                kept=tuple(Kept(index=one.index, command=one.command) for one in kept),
+                kept=tuple(one for ended, one in known if ended),
+                under_way=tuple(one for ended, one in known if not ended),
                 at_head=standing.exchange == (head.id if head else 0) and not standing.beyond,
-                new=standing.beyond and not standing.exchange and not self._given,
+                new=standing.beyond and not standing.exchange and not standing.given,
             )
-            step = forward.decide_command(progress, digest, frozenset(self._given))
-            if step.kind == "replay":
-                self._given.add(step.index)
-                return step, next(one for one in kept if one.index == step.index)
+            step = forward.decide_command(progress, digest, frozenset(standing.given))
+            if step.kind in ("replay", "resume"):
+                self._move(given=(*standing.given, step.index))
+                return step, next(one for one in recorded if one.index == step.index)
             if step.caught_up and step.kind == "run":
                 self._move(forwarding=False, beyond=False)
             return step, None
-
-    def _kept(self, exchange: int) -> list[Outcome]:
-        """The commands that followed an answer and are in the sandbox."""
-        return [one for one in self._record.outcomes.of(self._sandbox, exchange) if one.state != "intended"]
 
     def begin(self, digest: bytes, life: int) -> Ticket:
         """A command of the agent is about to run, which came in that life of the sandbox. Durable when it returns.
@@ -212,13 +231,27 @@ class Place:
         Raises `SandboxGone` if the sandbox was brought back since: an agent of before acts no more.
         """
         with self._lock:
-            if life != self.life:
-                raise SandboxGone(
-                    "the sandbox was brought back", remedy="start the agent again: it is given what it had"
-                )
+            self._must_be(life)
             exchange = self._standing.exchange
             index = self._record.outcomes.next_index(self._sandbox, exchange)
-            return Ticket(outcome=self._record.outcomes.begin(self._sandbox, exchange, index, digest).id)
+            return Ticket.of(self._record.outcomes.begin(self._sandbox, exchange, index, digest))
+
+    def resume(self, outcome: Outcome, life: int) -> Ticket:
+        """The same for one that was begun before the sandbox was brought back: it keeps its place."""
+        with self._lock:
+            self._must_be(life)
+            return Ticket.of(outcome)
+
+    def take_back(self, outcome: Outcome) -> None:
+        """The agent could not wait for it now. If that is all that is known of it, it may do so when it comes again."""
+        with self._lock:
+            now = self._record.outcomes.at(self._sandbox, outcome.exchange, outcome.index)
+            if now is not None and now.id == outcome.id and now.state == "intended":
+                self._move(given=tuple(one for one in self._standing.given if one != outcome.index))
+
+    def _must_be(self, life: int) -> None:
+        if life != self.life:
+            raise SandboxGone("the sandbox was brought back", remedy="start the agent again: it is given what it had")
 
     def end(self, ticket: Ticket, result: bytes, failed: bool = False) -> None:
         """It has ended; `result` is what the agent is told."""
@@ -232,7 +265,6 @@ class Place:
         with self._lock:
             self._record.rewound(self._sandbox, set(kept), head, ask_again)
             self.life += 1
-            self._given.clear()
             self._delivered.clear()
             self._standing = Standing(forwarding=True, beyond=ask_again)
             self._record.stand(self._sandbox, self._standing)

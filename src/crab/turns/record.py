@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,13 +115,16 @@ class Record(Lookup):
                 branches.tie(db, exchange.sandbox, identity, checkpoint)
             return exchange
 
-    def mark(self, sandbox: str, checkpoint: str, turn: int | None = None) -> None:
+    def mark(
+        self, sandbox: str, checkpoint: str, turn: int | None = None, ended: Collection[int] | None = None
+    ) -> None:
         """A checkpoint was taken without a question (by hand): what was recorded until now is in its past.
 
-        Each one needs it. If a crash comes between the two: see `rewound`.
+        `ended` are the commands that had ended when it was begun (`Outcomes.ended`); of those that ended while it was taken
+        nobody can tell. Each one needs it. If a crash comes between the two: see `rewound`.
         """
         with self._database.write() as db:
-            branches.mark(db, sandbox, checkpoint, turn)
+            branches.mark(db, sandbox, checkpoint, turn, ended)
 
     def answered(
         self,
@@ -151,6 +154,7 @@ class Record(Lookup):
                 _stand(db, exchange.sandbox, standing)
             if exchange.complete:
                 return exchange
+            cut = db.execute("SELECT answer FROM exchanges WHERE id = ?", (identity,)).fetchone()[0]
             _change(
                 db,
                 identity,
@@ -165,11 +169,16 @@ class Record(Lookup):
                 wait_ms=wait_ms,
                 bytes_out=len(body),
             )
+            blobs.let_go(db, digests=[cut])
             return exchange_in(db, identity)
 
     def released(self, identity: int, held_ms: float = 0.0) -> Exchange:
         """The answer was passed on."""
         return self._changed(identity, released=time.time(), held_ms=held_ms)
+
+    def delivered(self, identity: int) -> None:
+        """The agent has got the whole of it."""
+        self._changed(identity, delivered=True)
 
     def failed(self, identity: int, status: int | None, note: str, secrets: Sequence[bytes] = ()) -> Exchange:
         """There was no answer this time (429, upstream down): the question stays open."""
@@ -224,12 +233,12 @@ class Record(Lookup):
             branches.fork(db, source, target, kept_checkpoints, head)
 
     def forget(self, sandbox: str) -> None:
-        """Everything of a sandbox, and what only it needed."""
+        """Everything of a sandbox, and what only it needed. Others write meanwhile."""
         retention.forget(self._database, sandbox)
 
     def retain(self, max_age_seconds: float | None = None, max_bytes: int | None = None) -> int:
-        """Let go of exchanges older than that, and then of abandoned and the oldest ones until `size().stored` is small
-        enough. The newest question of each sandbox and open ones stay. Returns how many went."""
+        """Let go of the content of abandoned exchanges older than that, and then of the oldest abandoned ones until
+        `size().stored` is small enough. What counts stays (`crab.turns.retention`). Returns how many went."""
         return retention.retain(self._database, max_age_seconds, max_bytes)
 
     def size(self) -> Size:
@@ -243,5 +252,6 @@ def _change(db: sqlite3.Connection, identity: int, **values: Any) -> None:
 
 
 def _stand(db: sqlite3.Connection, sandbox: str, standing: Standing) -> None:
-    values = (sandbox, standing.forwarding, standing.beyond, standing.exchange)
-    db.execute("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?)", values)
+    given = msgspec.json.encode(standing.given).decode()
+    values = (sandbox, standing.forwarding, standing.beyond, standing.exchange, given)
+    db.execute("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?, ?)", values)

@@ -1,23 +1,35 @@
 """What the record lets go of, and how large it is.
 
-Knows age and size. Of a sandbox that is still there the newest question and every open one are never let go.
+Knows age and size, and the rule: of a sandbox that is still there only what was rewound away may go. All that counts stays,
+however old and large: an agent that starts anew asks for all of it from its first question on, and one link that is missing
+would make it ask the model, and run its commands once more in a sandbox that has their effects. So do answers whose turn was
+lost in a crash, which are given once more.
+
+What is let go leaves a mark where it was: a question that was asked anew since still says which commands were before its
+checkpoint, to which the sandbox may be brought back.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import sqlite3
 import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from crab.turns import blobs
+from crab.turns import blobs, branches
 from crab.turns.database import Database
 from crab.turns.exchange import Size
 
-_BATCHES = 8
-"""A record that is too large is made smaller in steps: what is shared is free only when its last user is gone."""
-_KEPT = """(
-    SELECT id FROM exchanges WHERE abandoned = 0 AND complete = 0 AND released IS NULL AND kind != 'mark'
-    UNION SELECT MAX(id) FROM exchanges WHERE abandoned = 0 AND kind = 'main' GROUP BY sandbox
-)"""
+log = logging.getLogger("crab.turns")
+
+_SLICE = 32
+"""Exchanges, or outcomes, that are removed in one transaction."""
+_PAGES = 256
+"""Pages that are given back while others wait."""
+_LOOSE = f"kind != 'mark' AND abandoned NOT IN (0, {branches.LOST})"
+"""What may go. (A `mark` has no content.)"""
 
 
 def size(database: Database) -> Size:
@@ -40,13 +52,12 @@ def size(database: Database) -> Size:
 
 
 def forget(database: Database, sandbox: str) -> None:
-    """Everything of a sandbox."""
+    """Everything of a sandbox, in slices. If it is cut off in the middle, `Lookup.sandboxes` still has it."""
+    _sliced(database, lambda db: _remove_outcomes(db, "sandbox = ?", sandbox))
+    _sliced(database, lambda db: _remove(db, "sandbox = ?", sandbox))
     with database.write() as db:
-        db.execute("DELETE FROM ties WHERE exchange IN (SELECT id FROM exchanges WHERE sandbox = ?)", (sandbox,))
-        for table in ("exchanges", "outcomes", "standings"):
-            db.execute(f"DELETE FROM {table} WHERE sandbox = ?", (sandbox,))
-        blobs.sweep(db)
-    database.shrink()
+        db.execute("DELETE FROM standings WHERE sandbox = ?", (sandbox,))
+    _shrink(database)
 
 
 def retain(database: Database, max_age_seconds: float | None, max_bytes: int | None) -> int:
@@ -54,27 +65,89 @@ def retain(database: Database, max_age_seconds: float | None, max_bytes: int | N
     gone = 0
     if max_age_seconds is not None:
         oldest = time.time() - max_age_seconds
-        with database.write() as db:
-            found = db.execute(f"SELECT id FROM exchanges WHERE asked < ? AND id NOT IN {_KEPT}", (oldest,)).fetchall()
-            db.execute("DELETE FROM outcomes WHERE exchange = 0 AND started < ?", (oldest,))
-            gone += _remove(db, [row[0] for row in found])
-    while max_bytes is not None and size(database).stored > max_bytes:
-        with database.write() as db:
-            found = db.execute(
-                f"SELECT id FROM exchanges WHERE id NOT IN {_KEPT} ORDER BY abandoned = 0, id"
-            ).fetchall()
-            if not found:
-                break
-            gone += _remove(db, [row[0] for row in found[: max(1, len(found) // _BATCHES)]])
-    database.shrink()
+        gone += _sliced(database, lambda db: _hollow(db, f"asked < ? AND {_LOOSE}", oldest)).rows
+        _sliced(database, lambda db: _remove_outcomes(db, "abandoned AND started < ?", oldest))
+    if max_bytes is not None and (excess := size(database).stored - max_bytes) > 0:
+        oldest_first = _sliced(database, lambda db: _hollow(db, _LOOSE), excess)
+        rest = _sliced(database, lambda db: _remove_outcomes(db, "abandoned"), excess - oldest_first.freed)
+        gone += oldest_first.rows
+        if oldest_first.freed + rest.freed < excess:
+            log.warning(
+                "the record holds more than it should (%d bytes), all of it of sandboxes that are there and may need it",
+                max_bytes,
+            )
+    _shrink(database)
     return gone
 
 
-def _remove(db: sqlite3.Connection, exchanges: list[int]) -> int:
-    rows = [(exchange,) for exchange in exchanges]
-    db.executemany("DELETE FROM exchanges WHERE id = ?", rows)
-    # exchange numbers are never given twice, so one number is one sandbox's
-    for table in ("outcomes", "ties"):
-        db.executemany(f"DELETE FROM {table} WHERE exchange = ?", rows)
-    blobs.sweep(db)
-    return len(exchanges)
+# ---- slices
+
+
+class _Taken(NamedTuple):
+    """What was removed."""
+
+    rows: int
+    freed: int
+    """Bytes that were stored of what only that referred to."""
+
+
+def _sliced(database: Database, remove: Callable[[sqlite3.Connection], _Taken], wanted: float = math.inf) -> _Taken:
+    """Let `remove` take one slice after the other, until there is none or so many bytes are free; returns what it took.
+
+    Answers of other sandboxes are written in between, so as much time is left to them as a slice took: a lock that is taken
+    again at once is got by nobody else.
+    """
+    taken = _Taken(0, 0)
+    while taken.freed < wanted:
+        begin = time.monotonic()
+        with database.write() as db:
+            now = remove(db)
+        if not now.rows:
+            break
+        taken = _Taken(taken.rows + now.rows, taken.freed + now.freed)
+        _leave_room(time.monotonic() - begin)
+    return taken
+
+
+def _leave_room(seconds: float) -> None:
+    time.sleep(max(seconds, 0.001))
+
+
+def _shrink(database: Database) -> None:
+    begin = time.monotonic()
+    while database.shrink(_PAGES):
+        _leave_room(time.monotonic() - begin)
+        begin = time.monotonic()
+
+
+def _remove(db: sqlite3.Connection, condition: str, *values: object) -> _Taken:
+    """A slice of the exchanges, and all that belongs to them. From its newest question back a conversation goes link by link:
+    each takes only what is its own."""
+    query = f"SELECT id, key, answer FROM exchanges WHERE {condition} ORDER BY id DESC LIMIT {_SLICE}"
+    return _emptied(db, query, values, ("DELETE FROM ties WHERE exchange = ?", "DELETE FROM exchanges WHERE id = ?"))
+
+
+def _hollow(db: sqlite3.Connection, condition: str, *values: object) -> _Taken:
+    """The content of a slice of the exchanges, oldest first, and their commands."""
+    query = f"SELECT id, key, answer FROM exchanges WHERE {condition} ORDER BY id LIMIT {_SLICE}"
+    mark = "UPDATE exchanges SET kind = 'mark', key = x'', answer = NULL, complete = 0, headers = '{}' WHERE id = ?"
+    return _emptied(db, query, values, (mark,))
+
+
+def _emptied(db: sqlite3.Connection, query: str, values: Sequence[object], actions: Sequence[str]) -> _Taken:
+    found = db.execute(query, values).fetchall()
+    freed = 0
+    for exchange, key, answer in found:
+        # exchange numbers are never given twice, so one number is one sandbox's
+        results = [row[0] for row in db.execute("SELECT result FROM outcomes WHERE exchange = ?", (exchange,))]
+        for action in ("DELETE FROM outcomes WHERE exchange = ?", *actions):
+            db.execute(action, (exchange,))
+        freed += blobs.let_go(db, [key], [answer, *results])
+    return _Taken(len(found), freed)
+
+
+def _remove_outcomes(db: sqlite3.Connection, condition: str, *values: object) -> _Taken:
+    """A slice of the outcomes."""
+    found = db.execute(f"SELECT id, result FROM outcomes WHERE {condition} LIMIT {_SLICE}", values).fetchall()
+    db.executemany("DELETE FROM outcomes WHERE id = ?", [(row[0],) for row in found])
+    return _Taken(len(found), blobs.let_go(db, digests=[row[1] for row in found]))

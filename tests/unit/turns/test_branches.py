@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from unit.turns.stored import loose
 
 from crab.errors import AlreadyExists
 from crab.model import Struct
@@ -118,11 +119,13 @@ class Branches(RuleBasedStateMachine):
             self.over.add(made)
 
     @precondition(lambda self: self.snapshots)
-    @rule(data=st.data(), ask_again=st.booleans())
-    def rewind(self, data: st.DataObject, ask_again: bool) -> None:
+    @rule(data=st.data(), ask_again=st.booleans(), times=st.sampled_from((1, 2)))
+    def rewind(self, data: st.DataObject, ask_again: bool, times: int) -> None:
+        """Said twice if a daemon died before it knew that it had said it."""
         head = data.draw(st.sampled_from(sorted(self.snapshots)))
         there = self.snapshots[head]
-        self.record.rewound(SANDBOX, there.line, head, ask_again)
+        for _ in range(times):
+            self.record.rewound(SANDBOX, there.line, head, ask_again)
         own = {there.own} & self.alive if not ask_again and there.own else set[int]()
         self.alive = set(there.before) | own
         # commands of the question at the head may be in its past only if it was answered on another branch: they went too
@@ -133,6 +136,13 @@ class Branches(RuleBasedStateMachine):
             self.snapshots[name] = Snapshot(other.line, other.before, other.own, other.commands, other.over - reset)
         self.returned = there.own
         self.line = sorted(there.line, key=lambda name: int(name[1:]))
+
+    @rule(age=st.sampled_from((-60.0, None)))
+    def retain(self, age: float | None) -> None:
+        """Let go of all that may go: to what was rewound away nobody comes back then."""
+        self.record.retain(age, None if age else 0)
+        self.snapshots = {name: there for name, there in self.snapshots.items() if name in self.line}
+        self.exchange_of = {made: exchange for made, exchange in self.exchange_of.items() if made in self.commands}
 
     @precondition(lambda self: self.snapshots)
     @rule(data=st.data())
@@ -155,6 +165,10 @@ class Branches(RuleBasedStateMachine):
                 (self.exchange_of[made], "done" if made in there.over else "intended") for made in there.commands
             )
             self.record.rewound(target, there.line, head, ask_again=True)  # to where it is: nothing changes
+
+    @invariant()
+    def nothing_is_kept_that_nothing_refers_to(self) -> None:
+        assert not loose(self.record)
 
     @invariant()
     def what_counts_is_what_was_there(self) -> None:
@@ -263,6 +277,33 @@ def test_a_command_that_was_under_way_at_the_head_is_intended_again(record: Reco
     assert (found.id, found.state, found.result, found.ended) == (server.id, "intended", None, None)
 
 
+def test_a_command_that_was_begun_while_a_checkpoint_was_taken_may_be_in_it(record: Record) -> None:
+    first = turn(record, 1, "c1")
+    asked = record.begin(SANDBOX, chain=[b"0", b"1"], items=[b"x"] * 2)
+    begun = record.outcomes.begin(SANDBOX, first, 0, b"d")  # by a second agent
+    record.protected(asked.id, checkpoint="c2", turn=2, protection="durable")
+    later = record.outcomes.begin(SANDBOX, first, 1, b"d")
+    record.outcomes.end(begun.id, "done", b"r")
+    record.rewound(SANDBOX, {"c1", "c2"}, "c2", ask_again=False)
+    assert [(one.id, one.state) for one in record.outcomes.of(SANDBOX)] == [(begun.id, "intended")]
+    assert record.outcomes.begin(SANDBOX, first, 1, b"d").id > later.id
+
+
+def test_of_a_command_that_ended_while_a_checkpoint_was_taken_by_hand_its_end_is_not_in_it(record: Record) -> None:
+    first = turn(record, 1, "c1")
+    before, during = ran(record, first), record.outcomes.begin(SANDBOX, first, 1, b"d").id
+    ended = record.outcomes.ended(SANDBOX)
+    record.outcomes.end(during, "done", b"r")
+    record.mark(SANDBOX, "c2", 2, ended)
+    record.mark(SANDBOX, "c3", 3)
+    for line, states in ((("c1", "c2", "c3"), ["done", "done"]), (("c1", "c2"), ["done", "intended"])):
+        record.rewound(SANDBOX, set(line), line[-1], ask_again=False)
+        assert [(one.id, one.state) for one in record.outcomes.of(SANDBOX)] == list(
+            zip((before, during), states, strict=True)
+        )
+    assert record.outcomes.ended(SANDBOX) == frozenset()
+
+
 def test_a_helper_s_answer_outlives_a_recovery_and_no_rewind(record: Record) -> None:
     turn(record, 1, "c1")
     helper = record.begin(SANDBOX, chain=[b"title"], items=[b"title"], kind="helper")
@@ -293,6 +334,18 @@ def test_a_fork_has_its_own_rows_and_shares_what_was_said(record: Record) -> Non
     assert record.outcomes.at("f", found.id, 0) and record.size().stored == before.stored
     record.forget(SANDBOX)
     assert record.answer(found.id) == b"a" and record.conversation(found.id) == [b"x"]
+
+
+def test_a_fork_knows_the_checkpoints_that_were_taken_when_its_question_came_before(record: Record) -> None:
+    first = turn(record, 1, "c1")
+    ran(record, first)
+    asked = record.begin(SANDBOX, chain=[b"0", b"1"], items=[b"x"] * 2)
+    for checkpoint in ("c2", "c3"):  # a recovery came in between
+        record.protected(asked.id, checkpoint=checkpoint, turn=2, protection="durable")
+    record.forked(SANDBOX, "f", {"c1", "c2", "c3"}, "c3")
+    for line in ({"c1", "c2", "c3"}, {"c1", "c2"}):
+        record.rewound("f", line, max(line), ask_again=True)
+        assert [one.state for one in record.outcomes.of("f")] == ["done"]
 
 
 def test_a_checkpoint_published_just_before_a_crash_is_that_of_the_question_that_waited_for_it(record: Record) -> None:

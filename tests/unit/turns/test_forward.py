@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from crab.model import Struct
 from crab.turns.forward import CommandStep, Kept, Known, Progress, Situation, decide, decide_command
-from crab.turns.place import Place
+from crab.turns.place import Place, Ticket
 from crab.turns.record import Record
 
 
@@ -89,6 +89,27 @@ def test_a_command_is_given_its_outcome_run_or_diverges(
     assert isinstance(step, CommandStep)
 
 
+@pytest.mark.parametrize(
+    ("kept", "at_head", "given", "kind", "index"),
+    [
+        ((), True, set(), "resume", 3),
+        ((), False, set(), "resume", 3),
+        ((Kept(index=0, command=A),), True, set(), "replay", 0),
+        ((Kept(index=0, command=A),), True, {0}, "resume", 3),
+        ((), True, {3}, "run", 0),
+        ((), False, {3}, "diverged", 0),
+    ],
+)
+def test_a_command_that_was_under_way_is_waited_for_once_and_after_all_that_ended(
+    kept: tuple[Kept, ...], at_head: bool, given: set[int], kind: str, index: int
+) -> None:
+    now = Progress(kept=kept, under_way=(Kept(index=3, command=A),), at_head=at_head)
+    step = decide_command(now, A, frozenset(given))
+    assert (step.kind, step.index) == (kind, index)
+    assert step.caught_up == (kind in ("run", "diverged")), "whoever waits for it is not ahead of it"
+    assert decide_command(now, C, frozenset(given)).kind != "resume"
+
+
 def test_a_new_agent_in_a_state_that_was_chosen_runs_what_it_wants() -> None:
     now = Progress(kept=TWO, at_head=False, new=True)
     assert decide_command(now, C).kind == "run"
@@ -101,6 +122,10 @@ SCRIPT = [["make", "test"], [], ["make", "make", "ls"], ["echo"]]
 """Commands after each answer; the same one may come twice."""
 
 
+UNCERTAIN, NOT_DONE = b"uncertain", b"uncertain; its effect is not there"
+"""What an agent is told, and sees, of a command whose end nobody saw, and that does not run any more."""
+
+
 class Checkpoint(Struct, kw_only=True):
     """What a capture keeps."""
 
@@ -109,8 +134,16 @@ class Checkpoint(Struct, kw_only=True):
     """Of checkpoints, with itself."""
     question: int
     """The newest question when it was taken."""
+    running: frozenset[tuple[int, int]] = frozenset()
+    """Commands that were started, and whose effect is still to come."""
     by_hand: bool
-    """Taken while no command runs, and no question is on its way."""
+    """Taken while no question is on its way."""
+
+
+def take(place: Place, exchange: int, life: int) -> None:
+    """The agent has got an answer to its end."""
+    place.taken(exchange, life)
+    place.keep_taken(exchange)
 
 
 class World:
@@ -122,6 +155,7 @@ class World:
         self.sandbox, self.numbers = "s0", 0
         self.place = Place(self.record, "s0")
         self.effects: list[tuple[int, int]] = []
+        self.running: set[tuple[int, int]] = set()
         self.checkpoints: dict[str, Checkpoint] = {}
         self.head: str | None = None
         self.question = -1
@@ -157,7 +191,7 @@ class World:
             assert step.exchange is not None and self.record.answer(step.exchange) == b"answer %d" % number
             assert number in self.whole, "an answer that the sandbox never got"
             yield
-            place.delivered(step.exchange)
+            take(place, step.exchange, life)
             return
         assert number not in self.whole or not self.kept(number), "it was asked and answered before"
         self.asked[number] += 1
@@ -168,7 +202,7 @@ class World:
         for work in works[::-1] if answer_first else works:
             yield from work
         self.record.released(made.id)
-        place.delivered(made.id)
+        take(place, made.id, life)
         yield
 
     def kept(self, number: int) -> bool:
@@ -195,21 +229,40 @@ class World:
         yield
 
     def run(self, number: int, index: int, command: str) -> Iterator[None]:
+        life, what = self.place.life, (number, index)
         step, outcome = self.place.command(command.encode())
-        if step.kind == "replay":
-            assert outcome and outcome.result == b"did %d %d" % (number, index), "another command's outcome"
-            assert (number, index) in self.effects, "its effect is not there"
+        if outcome is not None and outcome.state == "intended" and what in self.running:
+            yield from self.finish(self.place.resume(outcome, life), what)
+            return
+        if outcome is not None:
+            result = outcome.result
+            if (
+                outcome.state == "intended"
+            ):  # the agent is told, and has a look; it sees the same when it comes that way again
+                result = UNCERTAIN if what in self.effects else NOT_DONE
+                self.place.end(self.place.resume(outcome, life), result, failed=True)
             yield
+            if result == NOT_DONE:
+                yield from self.run(number, index, command)
+                return
+            assert result in (UNCERTAIN, b"did %d %d" % what), "another command's outcome"
+            assert what in self.effects, "its effect is not there"
             return
         if step.kind == "diverged":  # after a rewind to a checkpoint by hand nothing tells what came next
             assert self.place.next is None
             self.place.diverged()
-        assert (number, index) not in self.effects, "it is done twice"
+        assert what not in self.effects and what not in self.running, "it is done twice"
         ticket = self.place.begin(command.encode(), self.place.life)
         yield
-        self.effects.append((number, index))
+        self.running.add(what)
+        yield from self.finish(ticket, what)
+
+    def finish(self, ticket: Ticket, what: tuple[int, int]) -> Iterator[None]:
         yield
-        self.place.end(ticket, b"did %d %d" % (number, index))
+        self.effects.append(what)
+        self.running.remove(what)
+        yield
+        self.place.end(ticket, b"did %d %d" % what)
         yield
 
     # ---- what happens to the sandbox
@@ -218,14 +271,19 @@ class World:
         name = f"c{self.number()}"
         line = (*(self.checkpoints[self.head].line if self.head else ()), name)
         self.checkpoints[name] = Checkpoint(
-            effects=tuple(self.effects), line=line, question=self.question, by_hand=by_hand
+            effects=tuple(self.effects),
+            line=line,
+            question=self.question,
+            running=frozenset(self.running),
+            by_hand=by_hand,
         )
         self.head = name
         return name
 
     def back(self, name: str, ask_again: bool) -> None:
         found = self.checkpoints[name]
-        self.effects, self.head, self.question, self.came_to = list(found.effects), name, found.question, name
+        self.effects, self.running = list(found.effects), set(found.running)
+        self.head, self.question, self.came_to = name, found.question, name
         last = found.question if found.by_hand or not ask_again else found.question - 1
         self.whole = {n for n in self.whole if n <= last}
         self.safe = {n: at for n, at in self.safe.items() if n <= last}
@@ -239,7 +297,8 @@ class World:
         self.back(name, ask_again=True)
 
     def restart(self) -> None:
-        """The daemon is killed as well."""
+        """The daemon is killed as well, and the next one lets go of all that may go."""
+        self.record.retain(max_age_seconds=-60.0, max_bytes=0)
         self.place = Place(self.record, self.sandbox)
 
 
@@ -278,17 +337,16 @@ def test_no_kill_no_rewind_and_no_fork_makes_an_agent_ask_or_do_anything_twice_o
 def live(world: World, steps: int, answer_first: bool, by_hand: set[int]) -> None:
     """The agent runs until it is killed."""
     for number, _ in zip(range(steps), world.agent(answer_first), strict=False):
-        under_way = any(one.state == "intended" for one in world.record.outcomes.of(world.sandbox))
         newest = world.record.newest(world.sandbox)
         between = newest is None or (newest.complete and newest.protection is not None)
-        if number in by_hand and between and not under_way and not world.place.forwarding:
+        if number in by_hand and between and not world.place.forwarding:
             world.record.mark(world.sandbox, world.capture(by_hand=True))
 
 
 def come_back(world: World, how: str, which: int) -> None:
     if world.head is None:  # nothing was captured: the sandbox is made anew
         world.record.forget(world.sandbox)
-        world.effects, world.whole, world.question = [], set(), -1
+        world.effects, world.running, world.whole, world.question = [], set(), set(), -1
         world.place = Place(world.record, world.sandbox)
         return
     line = world.checkpoints[world.head].line

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from crab.errors import SandboxGone
 from crab.turns.place import Place
 from crab.turns.record import Record
 
@@ -26,7 +27,8 @@ def turn(record: Record, place: Place, *links: bytes) -> int:
     made = record.begin("s1", chain=links, items=links)
     record.protected(made.id, checkpoint=f"c{made.id}", turn=made.id, protection="durable")
     place.answered(made.id, place.life, keeps(record, b"to " + links[-1]))
-    place.delivered(made.id)
+    place.taken(made.id, place.life)
+    place.keep_taken(made.id)
     return made.id
 
 
@@ -70,6 +72,71 @@ def test_an_agent_that_is_behind_a_checkpoint_by_hand_has_not_caught_up_with_its
     assert step.kind == "replay" and not step.caught_up
     assert place.command(b"x")[0].kind == "replay"
     assert place.command(b"y")[0].kind == "run" and not place.forwarding
+
+
+def test_a_command_that_was_under_way_keeps_its_place_and_its_name_in_a_fork_too(record: Record) -> None:
+    place = Place(record, "s1")
+    turn(record, place, b"a")
+    ticket = place.begin(b"x", place.life)
+    record.mark("s1", "by hand")
+    record.forked("s1", "s2", {"c1", "by hand"}, "by hand")
+    for name in ("s1", "s2"):
+        place = Place(record, name)
+        place.brought_back(["c1", "by hand"], "by hand", ask_again=False)
+        assert place.step([b"a"], "new").kind == "replay" and place.forwarding
+        step, outcome = place.command(b"x")
+        assert step.kind == "resume" and outcome
+        assert place.resume(outcome, place.life).name == ticket.name
+    with pytest.raises(SandboxGone):
+        place.resume(outcome, place.life - 1)
+
+
+def test_a_command_that_could_not_be_waited_for_is_waited_for_when_it_comes_again(record: Record) -> None:
+    place = Place(record, "s1")
+    ticket = place.begin(b"x", place.life)
+    record.mark("s1", "by hand")
+    place.brought_back(["by hand"], "by hand", ask_again=False)
+    _, outcome = place.command(b"x")
+    assert outcome
+    place.take_back(outcome)
+    assert place.command(b"x")[0].kind == "resume"
+    place.end(ticket, b"what is known", failed=True)
+    place.take_back(outcome)
+    assert place.command(b"x")[0].kind == "run", "it was told how that ended"
+
+
+def test_which_outcomes_were_given_is_known_after_the_daemon_was_killed(record: Record) -> None:
+    place = Place(record, "s1")
+    for result in (b"first", b"second"):
+        assert place.command(b"x")[0].kind == "run"
+        place.end(place.begin(b"x", place.life), result)
+    record.mark("s1", "by hand")
+    place.brought_back(["by hand"], "by hand", ask_again=False)
+    for result in (b"first", b"second"):
+        place = Place(record, "s1")
+        _, outcome = place.command(b"x")
+        assert outcome and outcome.result == result
+    assert Place(record, "s1").command(b"x")[0].kind == "run"
+    place.brought_back(["by hand"], "by hand", ask_again=False)
+    assert Place(record, "s1").command(b"x")[0].kind == "replay", "another agent is given it again"
+
+
+def test_that_an_answer_was_taken_is_known_after_the_daemon_was_killed(record: Record) -> None:
+    place = Place(record, "s1")
+    first = turn(record, place, b"a")
+    assert Place(record, "s1").step([b"a"], "").kind == "ask", "whoever had it wants another one"
+    made = record.begin("s1", chain=[b"b"], items=[b"b"])
+    place.answered(made.id, place.life, keeps(record, b"to b"))
+    assert Place(record, "s1").step([b"b"], "").kind == "replay", "nobody has had it"
+    life = place.life
+    place.brought_back([f"c{first}"], f"c{first}", ask_again=False)
+    assert not record.get(first).delivered, "in this life nobody has had it"
+    place.taken(first, life)
+    place.keep_taken(first)
+    assert not record.get(first).delivered
+    record.delivered(first)
+    record.forked("s1", "s2", {f"c{first}", "c2"}, "c2")
+    assert not any(one.delivered for one in record.exchanges("s2"))
 
 
 def test_commands_of_agents_without_a_model_have_places_too_and_many_cost_no_more_than_few(record: Record) -> None:

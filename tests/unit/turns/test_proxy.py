@@ -844,3 +844,17 @@ async def test_an_answer_whose_turn_nobody_made_safe_passes_the_gate_when_it_is_
         await s.settled()
         assert len(s.server.asked) == 1, "no model was asked twice"
         assert [one.state for one in s.turns] == ["abandoned", "released"] and s.turns[1].protection == "durable"
+
+
+@aio
+async def test_it_is_recorded_whether_a_client_took_its_answer_to_the_end(tmp_path: Path) -> None:
+    async with stack(tmp_path, http(BODY)) as made:
+        made.safe.free.clear()
+        async with await made.send(asks("left", stream=False)):
+            await until(lambda: made.safe.running, "the question")
+        await until(lambda: made.turns and made.turns[0].complete, "its answer")
+        made.safe.free.set()
+        await made.settled()
+        assert (await made.ask(asks("stayed", stream=False))).whole
+        await made.settled()
+        assert [one.delivered for one in made.turns] == [False, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,11 @@ import msgspec
 import pytest
 from backports import zstd
 from blake3 import blake3
+from unit.turns.stored import loose
 
 from crab.errors import AlreadyExists, NotFound
 from crab.model import ExecResult
+from crab.turns import retention
 from crab.turns.exchange import Exchange
 from crab.turns.record import Record
 from crab.turns.redact import Redactor, kept_headers
@@ -261,7 +264,8 @@ def test_a_long_chat_costs_what_was_said_and_not_its_square(tmp_path: Path) -> N
                 chain.append(blake3(chain[-1] + items[-1]).digest())
             record.begin("s1", chain=chain, items=items)
         assert record.size().items == 1 + 2 * turns and record.size().content == 12 + 2000 * turns
-        record._database.shrink()
+        while record._database.shrink(1000):
+            pass
         return record.size().file
 
     short, long = chat(100), chat(200)
@@ -297,31 +301,122 @@ def test_forgetting_a_sandbox_frees_what_only_it_needed(record: Record) -> None:
     assert after.file < 1_000_000 and record.conversation(kept.id) == [common]
 
 
-def test_what_is_too_old_goes_and_what_is_needed_stays(record: Record) -> None:
-    old, newest, waiting = turn(record, "c1", "a"), turn(record, "c2", "a", "b"), ask(record, "x", kind="helper")
-    command(record, old.id)
+def long_past(record: Record, turns: int, sandbox: str = "s1") -> None:
+    for number in range(turns):
+        made = turn(record, f"{sandbox}c{number}", *map(str, range(number + 1)), sandbox=sandbox)
+        command(record, made.id, result=b"%d" % number, sandbox=sandbox)
+
+
+def test_others_write_while_a_long_past_is_forgotten(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    long_past(record, 200)
+    long_past(record, 3, "s2")
+    waiting, left = ask(record, "x", sandbox="s3"), list[int]()
+
+    def others(_: float) -> None:
+        with ThreadPoolExecutor(1) as pool:  # the lock is free, and a slice has been taken
+            assert pool.submit(lambda: answer(record, waiting).complete).result(10)
+        left.append(record.size().exchanges + record.size().outcomes)
+
+    monkeypatch.setattr(retention, "_leave_room", others)
+    record.forget("s1")
+    assert len(left) >= 12 and left == sorted(left, reverse=True)
+    assert max(before - after for before, after in itertools.pairwise([407, *left])) <= 32
+    assert record.sandboxes() == ["s2", "s3"] and not loose(record)
+    assert record.conversation(record.exchanges("s2")[-1].id) == [b"0", b"1", b"2"]
+
+
+def test_a_past_that_was_forgotten_in_part_is_still_known_to_be_there(
+    path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_past(record, 100)
+    slices = itertools.count()
+
+    def dies(_: float) -> None:
+        if next(slices) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(retention, "_leave_room", dies)
+    with pytest.raises(KeyboardInterrupt):
+        record.forget("s1")
+    assert not loose(record), "each slice takes all that is its own"
+    record.close()
+    again = Record.open(path)
+    assert again.sandboxes() == ["s1"] and 0 < again.size().exchanges < 100
+    again.forget("s1")
+    assert (again.sandboxes(), again.size().items, again.size().stored) == ([], 0, 0)
+    again.close()
+
+
+def test_nothing_is_left_of_what_was_replaced(record: Record) -> None:
+    made = ask(record, "hello")
+    answer(record, made, b"hel", complete=False)
+    answer(record, made, b"hell", complete=False)
+    answer(record, made, b"hello")
+    record.protected(made.id, checkpoint="c1", turn=1, protection="durable")
+    begun = record.outcomes.begin("s1", made.id, 0, b"d")
+    record.mark("s1", "c2")
+    record.outcomes.end(begun.id, "done", b"seen by nobody")
+    record.rewound("s1", {"c1", "c2"}, "c2", False)
+    assert record.outcomes.of("s1")[0].state == "intended" and not loose(record)
+
+
+def age(record: Record, seconds: float) -> None:
+    """All that is recorded came so much earlier."""
     with record._database.write() as db:
-        db.execute("UPDATE exchanges SET asked = asked - 1000")
+        db.execute("UPDATE exchanges SET asked = asked - ?", (seconds,))
+        db.execute("UPDATE outcomes SET started = started - ?", (seconds,))
+
+
+def test_what_was_rewound_away_goes_when_it_is_too_old_and_what_counts_stays(record: Record) -> None:
+    first = turn(record, "c1", "a")
+    kept = command(record, first.id)
+    second = turn(record, "c2", "a", "b")
+    gone = command(record, second.id)
+    third, waiting = turn(record, "c3", "a", "b", "c"), ask(record, "x", kind="helper")
+    record.rewound("s1", {"c1", "c2"}, "c2", True)
+    again = turn(record, "c4", "a", "b")
+    age(record, 1000)
     young = turn(record, "c1", "a", sandbox="s2")
-    assert record.retain(max_age_seconds=500) == 1
-    assert [found.id for found in record.exchanges("s1")] == [newest.id, waiting.id]
-    assert record.exchanges("s2") == [young] and record.outcomes.of("s1") == []
-    assert record.conversation(newest.id) == [b"a", b"b"]
+    assert record.retain(max_age_seconds=2000) == 0
+    assert record.retain(max_age_seconds=500) == 3, "the second and the third one, and the helper of that time"
+    assert [one.id for one in record.exchanges("s1")] == [first.id, again.id]
+    assert record.size().items == 2, "and what was said in them alone"
+    assert record.exchanges("s2") == [young] and record.conversation(again.id) == [b"a", b"b"]
+    with pytest.raises(NotFound):
+        record.outcomes.end(gone, "done", b"")
+    assert {record.get(one.id).kind for one in (second, third, waiting)} == {"mark"}
+    record.rewound("s1", {"c1", "c2"}, "c2", False)
+    assert [one.id for one in record.outcomes.of("s1")] == [kept], (
+        "the second one says that it was before its checkpoint"
+    )
 
 
-def test_what_is_too_much_goes_abandoned_ones_first(record: Record) -> None:
+def test_an_answer_whose_turn_was_lost_is_kept_for_whoever_asks_the_same(record: Record) -> None:
+    turn(record, "c1", "a")
+    lost = answer(record, ask(record, "a", "b"), b"costly")
+    record.rewound("s1", {"c1"}, "c1", False)
+    age(record, 1000)
+    record.retain(max_age_seconds=500, max_bytes=0)
+    assert record.lost("s1", lost.key) == record.get(lost.id)
+
+
+def test_what_is_too_much_goes_if_it_was_rewound_away_and_else_that_is_said(
+    record: Record, caplog: pytest.LogCaptureFixture
+) -> None:
     made: list[int] = []
-    for number in range(20):
+    for number in range(50):
         exchange = ask(record, f"{number}")
         record.protected(exchange.id, checkpoint=f"c{number}", turn=number, protection="durable")
         answer(record, exchange, Random(number).randbytes(10_000))
         made.append(exchange.id)
-    record.rewound("s1", {f"c{number}" for number in range(10)}, "c9", False)
-    record.retain(max_bytes=70_000)
+    command(record, made[9], result=Random(99).randbytes(10_000))
+    record.rewound("s1", {f"c{number}" for number in range(10)}, "c9", True)
+    record.retain(max_bytes=250_000)
     left = [found.id for found in record.exchanges("s1")]
-    assert record.size().stored <= 70_000 and set(left) <= set(made[:10]) and len(left) >= 5
+    assert record.size().stored <= 250_000 and set(made[:9]) < set(left) and not caplog.text
     record.retain(max_bytes=0)
-    assert [found.id for found in record.exchanges("s1")] == [made[9]]
+    assert [found.id for found in record.exchanges("s1")] == made[:9], "all that counts"
+    assert record.size().outcomes == 0 and "all of it of sandboxes that are there" in caplog.text
 
 
 # ---- outcomes

@@ -16,6 +16,8 @@ from random import Random
 import pytest
 
 from crab.errors import Damaged, Incompatible, NoSpace
+from crab.turns.database import VERSION
+from crab.turns.exchange import Standing
 from crab.turns.record import Record
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -143,9 +145,29 @@ def test_a_record_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -
         Record.open(path)
     assert "99" in caught.value.message and [found.name for found in tmp_path.glob("*damaged*")] == []
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 1")
+    db.execute(f"PRAGMA user_version = {VERSION}")
     db.close()
     assert Record.open(path).answer(kept) == b"to a"
+
+
+def test_a_record_that_an_older_crab_began_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "turns.db"
+    record = Record.open(path)
+    kept = turn(record, b"a")
+    record.stand("s1", Standing(forwarding=True, exchange=kept))
+    with record._database.write() as db:
+        for name in ("nodes_after", "nodes_with", "exchanges_with", "outcomes_after", "outcomes_with"):
+            db.execute(f"DROP INDEX {name}")
+        db.execute("ALTER TABLE exchanges DROP COLUMN delivered")
+        db.execute("ALTER TABLE standings DROP COLUMN given")
+        db.execute("PRAGMA user_version = 1")
+    record.close()
+    for _ in range(2):
+        record = Record.open(path)
+        assert record.set_aside is None and record.answer(kept) == b"to a"
+        assert record.standing("s1") == Standing(forwarding=True, exchange=kept)
+        record.delivered(turn(record, b"b"))
+        record.close()
 
 
 def torn(tmp_path: Path) -> tuple[Path, list[int]]:
