@@ -177,7 +177,7 @@ def test_hazard_t07_whatever_is_being_done_when_the_sandbox_dies_nothing_is_done
 def test_a_second_and_a_third_kill_lose_no_more_than_the_first(box: Box, model: Model) -> None:
     inside(box, SLOW)
     for answers in (1, 3, 4):
-        eventually(lambda answers=answers: whole(box) >= answers, "an answer")
+        eventually(lambda answers=answers: whole(box) >= answers and box.look().head, "an answer, and a checkpoint")
         box.ask(ask.Kill)
         box.ask(ask.Recover)
     eventually(lambda: ended(box), lambda: f"the end of the agent; {told(box)}")
