@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -43,6 +44,7 @@ class Branches(RuleBasedStateMachine):
         self.exchange_of: dict[int, int] = {}
         self.line: list[str] = []
         self.snapshots: dict[str, Snapshot] = {}
+        self.numbers = itertools.count()
         self.forks = 0
         self.returned: int | None = None
         """The question at the head, right after a rewind."""
@@ -52,7 +54,7 @@ class Branches(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def keep(self, own: int | None, before: set[int], commands: set[int], over: set[int]) -> str:
-        checkpoint = f"c{len(self.snapshots)}"
+        checkpoint = f"c{next(self.numbers)}"  # no two have one name, also if the first is forgotten
         self.line.append(checkpoint)
         self.snapshots[checkpoint] = Snapshot(
             frozenset(self.line), frozenset(before), own, frozenset(commands), frozenset(over & commands)
