@@ -33,6 +33,10 @@ class Layers(msgspec.Struct, frozen=True):
     """Further mounts; copy-on-write ones have `mN/u` and `mN/k` in `upper`, N being their place in this tuple."""
 
 
+LOOPBACK_TIMEOUT = 60_000
+"""Microseconds: more than an acknowledgement may be delayed (40 ms), or packets would be repeated for nothing."""
+
+
 class Enclave(msgspec.Struct, frozen=True):
     """Where a sandbox lives: its ids, name, cgroup folders and kind of network."""
 
@@ -70,7 +74,7 @@ def _common(enclave: Enclave, layers: Layers) -> list[str]:
 def start_command(enclave: Enclave, layers: Layers) -> list[str]:
     """Words that start a sandbox; the pid of its init comes on standard output."""
     shared = ["--network", "host"] if enclave.network == "host" else []
-    return [str(program("crab-box")), "start", *_common(enclave, layers), *shared]
+    return [str(program("crab-box")), "start", *_common(enclave, layers), *shared, *_timeout(enclave)]
 
 
 def restore_command(
@@ -91,7 +95,12 @@ def restore_command(
         shown += ["--clock", f"{shift.monotonic}:{shift.boottime}"]
     if awaits:
         shown += ["--network", "await"]
-    return [str(program("crab-box")), "restore", *_common(enclave, layers), *shown, "--", *command]
+    return [str(program("crab-box")), "restore", *_common(enclave, layers), *shown, *_timeout(enclave), "--", *command]
+
+
+def _timeout(enclave: Enclave) -> list[str]:
+    """Where nothing is farther than loopback, a packet that was lost to a capture comes again soon."""
+    return ["--timeout", str(LOOPBACK_TIMEOUT)] if enclave.network == "none" else []
 
 
 def capture_command(
