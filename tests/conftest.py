@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from e2e.box import Box
-from e2e.leaks import left_of
+from e2e.leaks import clear, left_of
 from e2e.roots import small_root
 
 from crab.daemon.requests import Create, ImageAdd, Remove, SandboxList
@@ -124,7 +124,7 @@ def second_state(service: Service, image: str, state_dir: Path, tmp_path: Path) 
     """
     path = state_dir.parent / f"{state_dir.name}-beside"
     small_root(service._core.images.path(image), tmp_path / "root")
-    shutil.rmtree(path, ignore_errors=True)
+    clear(path)
     try:
         with Service.open(path) as first:
             first.handle(ImageAdd(name="small", source=f"dir:{tmp_path / 'root'}"))

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
+from crab.daemon import requests as ask
+from crab.daemon.service import Service
+from crab.errors import CrabError
 from crab.host import mounts
 from crab.host.network import Nat
+
+
+def clear(folder: Path) -> None:
+    """Remove a state directory, also one that a killed run has left with its pool mounted and sandboxes in it."""
+    if mounts.mount_at(folder / "pool") is not None:
+        with contextlib.suppress(CrabError), Service.open(folder) as service:
+            for sandbox in service.handle(ask.SandboxList()):
+                service.handle(ask.Remove(sandbox=sandbox.name, force=True))
+            service.close_down()
+        if mounts.mount_at(folder / "pool") is not None:  # its file is gone, or damaged
+            mounts.unmount(folder / "pool")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def left_of(state_dir: Path, owner: str) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from e2e.box import Box
-from e2e.leaks import left_of
+from e2e.leaks import clear, left_of
 
 from crab.checkpoint import archive, trees
 from crab.checkpoint import manifest as manifests
@@ -104,7 +104,7 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shutil.rmtree(folder, ignore_errors=True)
+        clear(folder)
         self.service = Service.open(folder)
 
     def ask(self, request: ask.Request) -> object:
@@ -151,9 +151,7 @@ def beside(state_dir: Path) -> Iterator[Callable[[str], Path]]:
 
     yield path
     for one in made:
-        if (one / "pool").is_dir() and mounts.mount_at(one / "pool"):  # of a test that failed
-            mounts.unmount(one / "pool")
-        one.unlink(missing_ok=True) if not one.is_dir() else shutil.rmtree(one)
+        one.unlink(missing_ok=True) if not one.is_dir() else clear(one)
 
 
 @pytest.fixture(scope="module")
@@ -693,7 +691,7 @@ def test_another_architecture(slim: Path, exported: Path, host: Host, beside: Ca
 
 def test_no_room(exported: Path, beside: Callable[[str], Path]) -> None:
     folder = beside("tiny")
-    shutil.rmtree(folder, ignore_errors=True)
+    clear(folder)
     Pool.open(folder, size=256 << 20).close()
     service = Service.open(folder)
     try:
@@ -740,7 +738,7 @@ def killed(folder: Path, **words: str) -> None:
 
 def test_killed_in_the_middle(exported: Path, beside: Callable[[str], Path], tmp_path: Path) -> None:
     folder = beside("killed")
-    shutil.rmtree(folder, ignore_errors=True)
+    clear(folder)
     killed(folder, module="unpacking", target="unpacking.Unpacking.add", request=f"ask.Import(path={str(exported)!r})")
     host = Host.__new__(Host)
     host.folder, host.service = folder, Service.open(folder)
