@@ -13,6 +13,7 @@ from e2e.box import Box, eventually
 
 from crab.daemon import requests as ask
 from crab.daemon.proving import Proving
+from crab.daemon.sending import Sending
 from crab.daemon.service import Service
 from crab.engine.jobs import Urgency
 from crab.errors import CrabError
@@ -88,7 +89,7 @@ def test_drain_sends_to_a_store_and_says_what_did_not_get_there(
 
 def test_the_newest_checkpoints_are_sent_as_they_come(service: Service, box: Box, tmp_path: Path) -> None:
     store = ask.StoreRequest(url=str(tmp_path / "store"))
-    sending = service.sending(store)
+    sending = Sending(service._core, store)
     box.checkpoint()
     with pytest.raises(CrabError):  # there is no store yet: said, and tried again
         sending.send_one()
@@ -155,10 +156,7 @@ def test_many_durable_checkpoints_at_once(make_box: Callable[..., Box]) -> None:
         assert box.read("/root/log") == "0\n1\n"
 
 
-def test_an_idle_host_proves_the_newest_checkpoint_and_what_equals_it_is_proven_too(
-    service: Service, box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CRAB_VERIFY", "off")
+def test_an_idle_host_proves_the_newest_checkpoint_and_what_equals_it_is_proven_too(service: Service, box: Box) -> None:
     proving = Proving(service._core)
     box.background("exec sleep 100000")
     made = box.checkpoint()
@@ -171,10 +169,7 @@ def test_an_idle_host_proves_the_newest_checkpoint_and_what_equals_it_is_proven_
     assert eventually(lambda: (one := box.checkpoint()).kind == "none" and one, "rest").proof.verdict == "proven"
 
 
-def test_nothing_stands_in_from_what_cannot_be_restored(
-    service: Service, box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CRAB_VERIFY", "off")
+def test_nothing_stands_in_from_what_cannot_be_restored(service: Service, box: Box) -> None:
     made = box.checkpoint()
     images = service._core.ground.store.process(made.processes_from or "")
     victim = next(path for path in images.iterdir() if path.name.startswith("pages-"))

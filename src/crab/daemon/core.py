@@ -169,16 +169,22 @@ class Core:
     # ---- one operation at a time
 
     @contextlib.contextmanager
-    def operation(self, name: str, what: str) -> Iterator[Record]:
-        """Hold a sandbox for one lifecycle operation. Raises `Busy` at once if another has it (hazard R11).
+    def operation(self, name: str, what: str, patience: float = 0.0) -> Iterator[Record]:
+        """Hold a sandbox for one lifecycle operation. Raises `Busy` if another has it for longer than so many seconds (hazard
+        R11: at once).
 
-        A turn that is being made safe is nobody's wish but Crab's: it is waited for.
+        A turn that is being made safe is nobody's wish but Crab's: it is waited for without patience, too.
         """
         record = self.registry.find(name)
         if what != TURN:
             self.engine.hurry(record.id)  # whatever it does, somebody waits for its end now
+
+        def waits() -> bool:
+            other = self._busy.get(record.id)
+            return other is not None and (patience > 0 or (other == TURN and what != TURN))
+
         with self._mutex:
-            self._free.wait_for(lambda: self._busy.get(record.id) != TURN or what == TURN, TURN_SECONDS)
+            self._free.wait_for(lambda: not waits(), patience or TURN_SECONDS)
             if other := self._busy.get(record.id):
                 raise Busy(f"sandbox {record.name} is busy: {other} is under way", remedy="wait for it, then try again")
             self._busy[record.id] = what

@@ -16,10 +16,9 @@ from crab.daemon.history import checkpoint_of
 from crab.daemon.past import noting
 from crab.daemon.registry import Record
 from crab.daemon.storing import sent
-from crab.errors import Busy, CrabError, InvalidRequest
+from crab.errors import CrabError, InvalidRequest
 from crab.model import Drained, EngineState, State
 
-BUSY_SECONDS = 0.02
 log = logging.getLogger("crab.drain")
 
 
@@ -54,32 +53,34 @@ def drain(core: Core, request: ask.Drain) -> tuple[Drained, ...]:
 
 
 def _drained(core: Core, record: Record, end: float, request: ask.Drain) -> Drained:
-    """Take a checkpoint, send it if that is wanted, and say what came of it; never raises `CrabError`."""
-    why = ""
-    while not why:
-        try:
-            left = max(end - time.monotonic(), 0.0)
-            with core.operation(record.id, "drain") as record:
-                note = noting(core, record)
-                made = checkpoint_of(core, record, "", "adaptive", durable=True, seconds=left)
-                if request.pause:
-                    core.life(record).group.freeze()
-                    core.registry.save(msgspec.structs.replace(core.registry.find(record.id), wanted=State.PAUSED))
-                note(made)
-            found = Drained(sandbox=record.name, safe=True, checkpoint=made.id, turn=made.turn, paused=request.pause)
-            if not request.store:
-                return found
-            why = _sent(core, request, record, made.id, end)
-            return msgspec.structs.replace(found, stored=not why, why=why)
-        except Busy as error:
-            if time.monotonic() > end:
-                why = error.message
-            time.sleep(BUSY_SECONDS)
-        except CrabError as error:
-            why = error.message
-    head = core.registry.checkpoint(record.head) if record.head else None
-    age = time.time() - head.created if head else 0.0
-    return Drained(sandbox=record.name, safe=False, checkpoint=record.head, turn=record.turn, age_s=age, why=why)
+    """Take a checkpoint, send it if that is wanted, and say what came of it; never raises `CrabError` or OSError."""
+    try:
+        with core.operation(record.id, "drain", _left(end)) as record:
+            note = noting(core, record)
+            made = checkpoint_of(core, record, "", "adaptive", durable=True, seconds=_left(end))
+            if request.pause:
+                core.life(record).group.freeze()
+                core.registry.save(msgspec.structs.replace(core.registry.find(record.id), wanted=State.PAUSED))
+            note(made)
+    except (CrabError, OSError) as error:  # one of many: the others go on
+        head = core.registry.checkpoint(record.head) if record.head else None
+        age = time.time() - head.created if head else 0.0
+        return Drained(
+            sandbox=record.name, safe=False, checkpoint=record.head, turn=record.turn, age_s=age, why=_said(error)
+        )
+    found = Drained(sandbox=record.name, safe=True, checkpoint=made.id, turn=made.turn, paused=request.pause)
+    if not request.store:
+        return found
+    why = _sent(core, request, record, made.id, end)
+    return msgspec.structs.replace(found, stored=not why, why=why)
+
+
+def _left(end: float) -> float:
+    return max(end - time.monotonic(), 0.0)
+
+
+def _said(error: CrabError | OSError) -> str:
+    return error.message if isinstance(error, CrabError) else str(error)
 
 
 def _sent(core: Core, request: ask.Drain, record: Record, checkpoint: str, end: float) -> str:
@@ -91,10 +92,10 @@ def _sent(core: Core, request: ask.Drain, record: Record, checkpoint: str, end: 
         try:
             sent(core, store, record.id, checkpoint)
             why[0] = ""
-        except CrabError as error:
-            why[0] = error.message
+        except (CrabError, OSError) as error:
+            why[0] = _said(error)
 
     thread = threading.Thread(target=send, name="crab-drain-send", daemon=True)
     thread.start()
-    thread.join(max(end - time.monotonic(), 0.0))
+    thread.join(_left(end))
     return why[0]

@@ -6,7 +6,6 @@ A turn that cannot be made safe is no error: the agent goes on, and the turn say
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,11 +18,10 @@ from crab.daemon.requests import Request
 from crab.daemon.tools import Kit
 from crab.engine.engine import Engine
 from crab.engine.jobs import Urgency
-from crab.errors import Busy, CrabError
+from crab.errors import CrabError
 from crab.model import ModelAccess
 from crab.turns.protection import Haste, Safety
 
-BUSY_SECONDS = 0.02
 log = logging.getLogger("crab.turns")
 
 
@@ -84,43 +82,29 @@ class Keeper:
 
 def bring_back(core: Core, sandbox: str, checkpoint: str) -> None:
     """Restore a checkpoint for an agent that goes another way from there. Waits for another operation. Raises `CrabError`."""
-    end = time.monotonic() + TURN_SECONDS
-    while True:
-        try:
-            with core.operation(sandbox, "rewind") as record, returning(core, record):
-                found = history.find(core, record, checkpoint)
-                note_return(core, history.bring_back(core, record, found, Owed(ask_again=True)))
-            return
-        except Busy:
-            if time.monotonic() > end:
-                raise
-            time.sleep(BUSY_SECONDS)
+    with core.operation(sandbox, "rewind", TURN_SECONDS) as record, returning(core, record):
+        found = history.find(core, record, checkpoint)
+        note_return(core, history.bring_back(core, record, found, Owed(ask_again=True)))
 
 
 def protected(
     core: Core, sandbox: str, *, durable: bool, seconds: float, waits: bool = True, marks: bool = False
 ) -> Safety:
     """Take a checkpoint as soon as nothing else is done with the sandbox; never raises. With `marks` no question was asked."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            with core.operation(sandbox, TURN) as record:
-                agents = set() if marks else core.life(record).agent_pids()
-                if agents is None:  # its last safe turn is worth more than one without it
-                    return Safety(protection="unprotected", why="the agent ended before its turn was safe")
-                urgency = Urgency.URGENT if marks else Urgency.NORMAL  # of a question, the answer will say when it is
-                note = noting(core, record) if marks else None
-                made = history.checkpoint_of(core, record, "", "adaptive", durable, agents, urgency)
-                if note:
-                    note(made)
-            kind = "none" if not waits else "durable" if durable else "captured"
-            return Safety(protection=kind, checkpoint=made.id, turn=made.turn)
-        except Busy as error:
-            if time.monotonic() > end:
-                return Safety(protection="unprotected", why=error.message)
-            time.sleep(BUSY_SECONDS)
-        except CrabError as error:
-            return Safety(protection="unprotected", why=error.message)
-        except Exception as error:
-            log.exception("a turn of %s could not be made safe", sandbox)
-            return Safety(protection="unprotected", why=f"{type(error).__name__}: {error}")
+    try:
+        with core.operation(sandbox, TURN, seconds) as record:
+            agents = set() if marks else core.life(record).agent_pids()
+            if agents is None:  # its last safe turn is worth more than one without it
+                return Safety(protection="unprotected", why="the agent ended before its turn was safe")
+            urgency = Urgency.URGENT if marks else Urgency.NORMAL  # of a question, the answer will say when it is
+            note = noting(core, record) if marks else None
+            made = history.checkpoint_of(core, record, "", "adaptive", durable, agents, urgency)
+            if note:
+                note(made)
+        kind = "none" if not waits else "durable" if durable else "captured"
+        return Safety(protection=kind, checkpoint=made.id, turn=made.turn)
+    except CrabError as error:
+        return Safety(protection="unprotected", why=error.message)
+    except Exception as error:
+        log.exception("a turn of %s could not be made safe", sandbox)
+        return Safety(protection="unprotected", why=f"{type(error).__name__}: {error}")

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import threading
 import time
 from collections.abc import Iterable, Mapping
 
+from crab.daemon.background import Background
 from crab.daemon.comparing import verified
 from crab.daemon.core import Core
 from crab.daemon.registry import Record
@@ -22,8 +21,6 @@ from crab.errors import CrabError
 from crab.host import capacity
 from crab.model import Checkpoint, State
 
-SETTING = "CRAB_VERIFY"
-"""`off`: nothing is proven in the background."""
 LOOK_SECONDS = 10.0
 """How often it is looked whether the host is idle, and how long it has to have been."""
 IDLE = 0.5
@@ -48,44 +45,29 @@ def _made_of(checkpoint: Checkpoint) -> tuple[str, str | None]:
     return checkpoint.files_from or checkpoint.id, checkpoint.processes_from
 
 
-class Proving:
-    """The thread that does it. `close` ends it, and waits for a proof that is under way."""
+class Proving(Background):
+    """See the module."""
+
+    FIRST_SECONDS = LOOK_SECONDS
 
     def __init__(self, core: Core) -> None:
-        self._core = core
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="crab-verify", daemon=True)
-        if os.environ.get(SETTING, "") != "off":
-            self._thread.start()
+        super().__init__(core)
+        self._before = capacity.processor_time()
 
-    def close(self) -> None:
-        """End it."""
-        self._end.set()
-        self._core.engine.give_up_background()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        before = capacity.processor_time()
-        rest = LOOK_SECONDS
-        while not self._end.wait(rest):
-            now = capacity.processor_time()
-            idle = capacity.idle_share(before, now) >= IDLE
-            begun = time.monotonic()
-            if idle:
-                try:
-                    self.prove_one()
-                except Exception:
-                    log.exception("a checkpoint could not be proven")
-            before = capacity.processor_time()
-            rest = max(LOOK_SECONDS, REST * (time.monotonic() - begun))
+    def step(self) -> float:
+        """Prove one, if the host was idle; then rest."""
+        begun = time.monotonic()
+        if capacity.idle_share(self._before, capacity.processor_time()) >= IDLE:
+            self.prove_one()
+        self._before = capacity.processor_time()
+        return max(LOOK_SECONDS, REST * (time.monotonic() - begun))
 
     def prove_one(self) -> Checkpoint | None:
         """Prove the next one, if there is one and it has room; returns it with its proof."""
-        core = self._core
+        core = self.core
         records = {record.id: record for record in core.registry.all() if core.view(record).state == State.RUNNING}
         checkpoint = next_to_prove(records.values(), {one.id: one for one in core.registry.checkpoints()})
-        if checkpoint is None or self._end.is_set():
+        if checkpoint is None or self.ends.is_set():
             return None
         source = core.registry.checkpoint(checkpoint.processes_from) if checkpoint.processes_from else None
         if source is not None and capacity.free_memory() < ROOM * source.process_bytes:

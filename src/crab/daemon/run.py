@@ -45,9 +45,8 @@ def serve(state_dir: Path, socket_path: Path, drain_seconds: float = 0.0, store:
     try:
         with contextlib.ExitStack() as stack:
             service = stack.enter_context(Service.open(state_dir))
-            stack.enter_context(contextlib.closing(service.proving()))
-            if store is not None:
-                stack.enter_context(contextlib.closing(service.sending(store))).start()
+            for one in service.background(store):
+                stack.enter_context(one)
             drain = Drain(
                 seconds=drain_seconds, store=store.url if store else "", key_file=store.key_file if store else ""
             )

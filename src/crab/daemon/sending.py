@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Iterable, Mapping
 
 from crab.daemon import requests as ask
+from crab.daemon.background import Background
 from crab.daemon.core import TURN, Core
 from crab.daemon.registry import Record
 from crab.daemon.storing import sent
 from crab.engine.jobs import Urgency
-from crab.errors import CrabError
+from crab.errors import Busy, CrabError
 
 LOOK_SECONDS = 2.0
 """How often it is looked for something to send."""
@@ -44,52 +44,43 @@ def next_to_send(records: Iterable[Record], known: Mapping[str, tuple[str, float
     return min(wait, key=lambda record: last(record)[1], default=None)
 
 
-class Sending:
-    """The thread that does it. `close` ends it, and waits for one that is under way."""
+class Sending(Background):
+    """See the module."""
+
+    FIRST_SECONDS = LOOK_SECONDS
 
     def __init__(self, core: Core, store: ask.StoreRequest) -> None:
-        self._core, self._store = core, store
+        super().__init__(core)
+        self._store = store
         self._known: dict[str, tuple[str, float]] = {}
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="crab-send", daemon=True)
+        self._pause = LOOK_SECONDS
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End it."""
-        self._end.set()
-        self._core.engine.give_up_background()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        pause = LOOK_SECONDS
-        while not self._end.wait(pause):
-            try:
-                while not self._end.is_set() and self.send_one():
-                    pass
-                if pause != LOOK_SECONDS:
-                    log.info("the store at %s answers again", self._store.url)
-                pause = LOOK_SECONDS
-            except CrabError as error:
-                if pause == LOOK_SECONDS and not self._end.is_set():
-                    log.error("checkpoints are not sent to %s: %s", self._store.url, error.message)
-                pause = min(pause * 2, LONGEST_PAUSE)
-            except Exception:
-                log.exception("a checkpoint could not be sent")
-                pause = LONGEST_PAUSE
+    def step(self) -> float:
+        """Send all that there is; longer and longer pauses while the store is away."""
+        try:
+            while not self.ends.is_set() and self.send_one():
+                pass
+        except Busy:  # somebody works with that sandbox, or with the store: the next time
+            return LOOK_SECONDS
+        except CrabError as error:
+            if self._pause == LOOK_SECONDS:
+                log.error("checkpoints are not sent to %s: %s", self._store.url, error.message)
+            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+            return self._pause
+        if self._pause != LOOK_SECONDS:
+            log.info("the store at %s answers again", self._store.url)
+        self._pause = LOOK_SECONDS
+        return self._pause
 
     def send_one(self) -> str | None:
         """Send the next one, if there is one; returns its id. Raises `CrabError`."""
-        records = {record.id: record for record in self._core.registry.all()}
+        records = {record.id: record for record in self.core.registry.all()}
         self._known = {name: known for name, known in self._known.items() if name in records}
         record = next_to_send(records.values(), self._known, time.monotonic())
         if record is None or record.head is None:
             return None
         # also of one that fails: the others are not to wait for it
         self._known[record.id] = (self._known.get(record.id, ("", 0.0))[0], time.monotonic())
-        made = sent(self._core, self._store, record.id, record.head, Urgency.BACKGROUND, TURN)
+        made = sent(self.core, self._store, record.id, record.head, Urgency.BACKGROUND, TURN)
         self._known[record.id] = (record.head, time.monotonic())
         return made.id

@@ -32,6 +32,7 @@ from crab.daemon import (
     underway,
 )
 from crab.daemon import requests as ask
+from crab.daemon.background import Background
 from crab.daemon.core import Core
 from crab.daemon.dispatch import Answer, answers, collect
 from crab.daemon.door import checked, checked_command
@@ -47,6 +48,8 @@ from crab.sandbox.shells import PREFIX, is_shell
 from crab.turns.place import STEP, Ticket
 
 API = 1
+VERIFY = "CRAB_VERIFY"
+"""`off`: nothing is proven in the background (docs/engine.md)."""
 
 
 class Service:
@@ -71,13 +74,11 @@ class Service:
             raise
         return service
 
-    def proving(self) -> Proving:
-        """Prove checkpoints in the background until that is closed."""
-        return Proving(self._core)
-
-    def sending(self, store: ask.StoreRequest) -> Sending:
-        """Send the newest checkpoints to a store, from its `start` until it is closed."""
-        return Sending(self._core, store)
+    def background(self, store: ask.StoreRequest | None) -> list[Background]:
+        """What a daemon does while nobody waits: prove the newest checkpoints (unless `$CRAB_VERIFY` is `off`), and send
+        them to a store, if one is given. Each begins when it is entered."""
+        proving = [] if os.environ.get(VERIFY) == "off" else [Proving(self._core)]
+        return [*proving, *([Sending(self._core, store)] if store else [])]
 
     def handle(self, request: ask.Request) -> Any:
         """The answer to a request, of its type `returns`. Raises the errors of the operation."""

@@ -46,6 +46,7 @@ class Place:
     writes: int = 0
     """Bytes that it really wrote; whoever does the job says so."""
     given_up: bool = False
+    ran: bool = False
 
     @property
     def queued_ms(self) -> float:
@@ -93,7 +94,7 @@ class Engine:
                 raise Busy(f"its turn had not come after {seconds:.1f} s: {why}", remedy="`crab jobs` shows the queue")
             if place.given_up:
                 raise Busy("the daemon ends, and nobody waits for this", remedy="the next daemon does it")
-            self._mine.busy = True
+            self._mine.busy = place.ran = True
             with _nice() if urgency == Urgency.BACKGROUND else contextlib.nullcontext():
                 yield place
         finally:
@@ -140,6 +141,7 @@ class Engine:
             job = place.job
             if self._waiting.pop(job.number, None) is None:
                 del self._running[job.number]
+            if place.ran:
                 seconds = now - place.began
                 self._costs.learn(job.kind, job.sandbox, Cost(seconds=seconds, writes=place.writes))
                 self._served.add(job.sandbox, seconds, now)
@@ -172,13 +174,13 @@ class Engine:
     # ---- who waits for what
 
     def hurry(self, sandbox: str) -> None:
-        """Somebody waits for what is in the queue for a sandbox."""
+        """Somebody waits for what is in the queue for a sandbox. (Never for what is done in the background.)"""
         with self._lock:
             self._hurry(sandbox)
 
     def _hurry(self, sandbox: str) -> None:
         now = self._clock()
-        late = [p for p in self._waiting.values() if p.job.sandbox == sandbox and p.job.urgency != Urgency.URGENT]
+        late = [p for p in self._waiting.values() if p.job.sandbox == sandbox and p.job.urgency == Urgency.NORMAL]
         for place in late:
             place.job = msgspec.structs.replace(place.job, urgency=Urgency.URGENT, urgent_since=now)
         if late:

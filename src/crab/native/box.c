@@ -606,7 +606,8 @@ static void enter_network(void)
 	close(fd);
 }
 
-static void set(const char *name, const char *value)
+/* unlike put: what this kernel does not have, or does not let us set, is only slower */
+static void tune(const char *name, const char *value)
 {
 	int fd = open(name, O_WRONLY | O_CLOEXEC);
 
@@ -623,9 +624,9 @@ static void set(const char *name, const char *value)
  */
 static void set_timeouts(void)
 {
-	set("/proc/sys/net/ipv4/tcp_thin_linear_timeouts", "1");
+	tune("/proc/sys/net/ipv4/tcp_thin_linear_timeouts", "1");
 	if (options.timeout)
-		set("/proc/sys/net/ipv4/tcp_rto_min_us", options.timeout);
+		tune("/proc/sys/net/ipv4/tcp_rto_min_us", options.timeout);
 }
 
 /* start and restore: the first process of the new user namespace */

@@ -110,6 +110,23 @@ def test_who_is_waited_for_overtakes(works) -> None:
     assert one.began[1] == "c"
 
 
+def test_nobody_waits_for_what_is_done_in_the_background(works) -> None:
+    one = works()
+    one.ask("running")
+    one.ask("proof", Urgency.BACKGROUND, sandbox="s")
+    with one.engine.awaited("s"):
+        one.engine.hurry("s")
+        assert {view.urgency for view in one.engine.state().waiting} == {"background"}
+
+
+def test_a_job_that_never_began_costs_nothing_that_is_remembered(works) -> None:
+    one = works()
+    one.ask("running")
+    with pytest.raises(Busy, match=r"after 0\.0 s: 1 jobs run"), one.engine.job("capture", "late", seconds=0.01):
+        pass
+    assert one.engine.state().done == {} and not one.engine.state().waiting
+
+
 def test_who_is_waited_for_already_is_urgent_when_he_comes(works) -> None:
     one = works()
     one.ask("running")
