@@ -136,15 +136,13 @@ def measure(
     state: Path, ways: Sequence[str], counts: Sequence[int], turns: int, rounds: int, shares: tuple[float, float]
 ) -> dict[str, dict[str, float]]:
     """Figures by way and number of sandboxes."""
-    figures: dict[str, dict[str, float]] = {}
-    with process("-m", "crab.turns.mock", "0") as (_, line):
-        model = line.split()[-1]
-        model = model if model.startswith("http") else f"http://127.0.0.1:{model}"
+    figures: dict[str, dict[str, list[float]]] = {}
+    with process("-m", "crab.turns.mock", "0") as (_, model):
         names = [f"density-{number}" for number in range(max(counts))]
         base: dict[tuple[int, int], list[float]] = {}
-        with daemon(state) as (_, host), ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda item: make(host, model, *item), enumerate(names)))
         try:
+            with daemon(state) as (_, host), ThreadPoolExecutor(8) as pool:
+                list(pool.map(lambda item: make(host, model, *item), enumerate(names)))
             for number in range(rounds):
                 for way in ways if number % 2 == 0 else [ways[0], *reversed(ways[1:])]:
                     with environment(WAYS[way]), daemon(state, keep=True) as (pid, host):
@@ -166,14 +164,14 @@ def measure(
                             found["daemon_cpu_ms"] = spent * 1e3 / count / (turns + 1)
                             found["slowdown"] = statistics.median(ratios)
                             for name, value in found.items():
-                                figures.setdefault(f"{way}_{count}", {}).setdefault(name, []).append(value)  # type: ignore[union-attr]
+                                figures.setdefault(f"{way}_{count}", {}).setdefault(name, []).append(value)
         finally:
             with daemon(state):
                 pass  # it removes what is left
     return {
         column: {name: round(statistics.median(values), 3) for name, values in found.items()}
         for column, found in figures.items()
-    }  # type: ignore[arg-type]
+    }
 
 
 def make(host: crab.Host, model: str, number: int, name: str) -> None:

@@ -117,8 +117,17 @@ class Reference:
     """Between two such runs."""
 
     @property
+    def unlike(self) -> list[str]:
+        """Turns that did not end as recorded: a set-up that failed half-way would show there."""
+        return [
+            f"turn {one.turn}: exit {one.exit_code}, recorded {one.expected}"
+            for one in self.run.turns
+            if not one.as_recorded
+        ]
+
+    @property
     def good(self) -> bool:
-        return bool(self.run.check) and not self.differences
+        return bool(self.run.check) and not self.differences and not self.unlike
 
     @property
     def paced_ms(self) -> float:
@@ -272,7 +281,9 @@ def machine() -> dict[str, object]:
 @click.command(help=(__doc__ or "").partition("\n\n")[0])
 @click.option("--quick", is_flag=True, help="A fixed sample, one kill each: below 50 s once the image is there.")
 @click.option("--full", "whole", is_flag=True, help="Kill at every turn, in the middle and at the end.")
-@click.option("--kills", default=2, show_default=True, help="Kills of each task and policy.")
+@click.option(
+    "--kills", type=click.IntRange(min=1), default=2, show_default=True, help="Kills of each task and policy."
+)
 @click.option("--policies", default=",".join(POLICIES), show_default=True)
 @click.option("--only", default="", help="Tasks whose name has this in it.")
 @click.option("--pace", default=0.0, show_default=True, help="Share of the recorded waits that is waited for.")
@@ -296,6 +307,8 @@ def main(
     if unknown := set(names) - POLICIES.keys():
         raise click.BadParameter(f"{', '.join(sorted(unknown))}: choose of {', '.join(POLICIES)}")
     chosen = [task for task in tasks() if only in task.id and (not quick or task.id in QUICK)]
+    if not chosen:
+        raise click.BadParameter(f"no task has {only!r} in its name", param_hint="--only")
     if quick:
         chosen.sort(key=lambda task: list(QUICK).index(task.id))
     left_out: list[str] = []
@@ -316,7 +329,7 @@ def main(
             wanted = player.reference(task, 1 if quick else 2)
             say(f"{time.monotonic() - begin:6.0f} s  {task.group} {task.id} ({number} of {len(chosen)}): {turns} turns")
             if not wanted.good:
-                faulty[task.id] = list(wanted.differences[:SHOWN]) or [wanted.run.check_output]
+                faulty[task.id] = [*wanted.differences, *wanted.unlike][:SHOWN] or [wanted.run.check_output]
                 say(f"  the reference is not as it should be: {faulty[task.id]}")
                 continue
             strikes = (QUICK[task.id],) if quick else every(turns) if whole else sample(task.id, turns, kills)

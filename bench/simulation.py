@@ -2,7 +2,7 @@
 
 A discrete-event simulation, driven by the very function that schedules real hosts (`crab.engine.schedule`). Agents work
 (`TOOLS`), ask, and wait as recorded agents did (`bench.waiting.RECORDED`); each question is a capture, whose cost is drawn from
-`COSTS`. A capture has a part that only one can do at a time, since the daemon is one Python interpreter, and the rest, which
+`ADAPTIVE` (or `FULL`). A capture has a part that only one can do at a time, since the daemon is one Python interpreter, and the rest, which
 takes a slot; then a commit, shared with others as in `crab.store.commits`. What it leaves out: that the tools of agents, and
 the captures among each other, take the processors from each other; a host whose processors are busy is slower than this.
 
@@ -26,7 +26,7 @@ import click
 import msgspec
 
 from bench.figures import quantile, report
-from bench.waiting import RECORDED
+from bench.waiting import RECORDED, drawn
 from crab.engine.estimates import Cost, Costs, Served, Waits
 from crab.engine.jobs import Capacity, Job, Queue, Urgency
 from crab.engine.schedule import choose
@@ -207,17 +207,6 @@ class Simulation:
             if turn.answers <= self._now:
                 self._release(turn)
         self._commit()
-
-
-def drawn(quantiles: dict[float, float], share: float) -> float:
-    """The value at a share of a distribution that is known by some quantiles; between them it is interpolated."""
-    shares = list(quantiles)
-    after = next((n for n, known in enumerate(shares) if known >= share), len(shares) - 1)
-    if after == 0:
-        return quantiles[shares[0]] * (share / shares[0]) ** 0.5
-    low, high = shares[after - 1], shares[after]
-    portion = min((share - low) / (high - low), 1.0)
-    return quantiles[low] + (quantiles[high] - quantiles[low]) * portion
 
 
 @click.command(help=__doc__.splitlines()[0] if __doc__ else "")

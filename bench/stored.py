@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.written import below
 from crab.host import btrfs
 
 _FIEMAP = 0xC020660B  # _IOWR('f', 11, struct fiemap), linux/fiemap.h
@@ -81,8 +80,12 @@ def stored(state: Path, checkpoints: Iterable[str]) -> Stored:
 
 
 def _below(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Everything in a folder and the folders in it, also in other subvolumes; symbolic links are not followed."""
     if folder.is_dir():
-        yield from below(folder)
+        for entry in os.scandir(folder):
+            yield entry
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(Path(entry.path))
 
 
 def united(pieces: Iterable[tuple[int, int]]) -> int:

@@ -22,19 +22,21 @@ FILES = "head -c {size} /dev/urandom >/root/work{turn}; echo turn {turn} >>/root
 PROCESS = "sleep {number} >/dev/null 2>&1 & "
 
 
+def drawn(quantiles: dict[float, float], share: float) -> float:
+    """The value at a share of a distribution that is known by some quantiles; between them it is interpolated."""
+    shares = list(quantiles)
+    after = next((n for n, known in enumerate(shares) if known >= share), len(shares) - 1)
+    if after == 0:
+        return quantiles[shares[0]] * (share / shares[0]) ** 0.5
+    low, high = shares[after - 1], shares[after]
+    portion = min((share - low) / (high - low), 1.0)
+    return quantiles[low] + (quantiles[high] - quantiles[low]) * portion
+
+
 def waits(count: int, lowest: float, highest: float, seed: int) -> list[float]:
-    """Draws from the recorded quantiles, those between two shares only; what lies between two quantiles is interpolated."""
+    """Draws from the recorded quantiles, those between two shares only."""
     draw = random.Random(seed)
-    shares = list(RECORDED)
-
-    def at(share: float) -> float:
-        after = next(n for n, known in enumerate(shares) if known >= share)
-        if after == 0:
-            return RECORDED[shares[0]]
-        low, high = shares[after - 1], shares[after]
-        return RECORDED[low] + (RECORDED[high] - RECORDED[low]) * (share - low) / (high - low)
-
-    return [at(draw.uniform(lowest, highest)) for _ in range(count)]
+    return [drawn(RECORDED, draw.uniform(lowest, highest)) for _ in range(count)]
 
 
 def script(seconds: Sequence[float], seed: int) -> str:

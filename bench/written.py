@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,11 +113,3 @@ class Looker:
                 entry = observer.describe(f"{self._lower}{path}", status, rules, {})
                 self._known[path] = msgspec.convert(entry, FileState)
         return self._known[path]
-
-
-def below(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Everything in a folder and the folders in it that are on the same file system; symbolic links are not followed."""
-    for entry in os.scandir(folder):
-        yield entry
-        if entry.is_dir(follow_symlinks=False):
-            yield from below(Path(entry.path))

@@ -22,6 +22,8 @@ from e2e.roots import small_root
 
 from crab.daemon.requests import Create, ImageAdd, Remove, SandboxList
 from crab.daemon.service import Service
+from crab.sdk.sync import Host
+from crab.sdk.transport import EmbeddedTransport
 
 if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN
@@ -138,6 +140,16 @@ def second_state(service: Service, image: str, state_dir: Path, tmp_path: Path) 
         left = left_of(path, owner)
         shutil.rmtree(path)
         assert not left, left
+
+
+@pytest.fixture
+def host(service: Service) -> Iterator[Host]:
+    """The service of the session, as users see it; no sandbox may be left."""
+    transport = EmbeddedTransport(service.state_dir)
+    transport._service = service
+    before = service.handle(SandboxList())
+    yield Host(transport=transport)
+    assert service.handle(SandboxList()) == before
 
 
 # ---------------------------------------------------------------- figures

@@ -8,13 +8,10 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crab.daemon.requests import SandboxList
-from crab.daemon.service import Service
 from crab.replay import demo, kills
 from crab.replay.policy import policy
 from crab.replay.runner import Run, replay
@@ -22,21 +19,10 @@ from crab.replay.show import Progress
 from crab.replay.state import Observation, compare, observe
 from crab.replay.trajectory import Trajectory, Turn
 from crab.sdk.sync import Host
-from crab.sdk.transport import EmbeddedTransport
 
 pytestmark = [pytest.mark.kernel, pytest.mark.criu, pytest.mark.slow]
 
 SEEDS = int(os.environ.get("CRAB_TEST_SEEDS", "3"))
-
-
-@pytest.fixture
-def host(service: Service) -> Iterator[Host]:
-    """The service of the session, as users see it; no sandbox may be left of a replay."""
-    transport = EmbeddedTransport(service.state_dir)
-    transport._service = service
-    before = service.handle(SandboxList())
-    yield Host(transport=transport)
-    assert service.handle(SandboxList()) == before
 
 
 def typed(*commands: str) -> tuple[Turn, ...]:

@@ -5,7 +5,6 @@ They run in the image of the tests, which holds what these two need, so that the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,8 +13,6 @@ from bench.tasks import image as recipe
 from bench.tasks.catalogue import tasks
 from bench.written import Looker
 
-from crab.daemon.requests import SandboxList
-from crab.daemon.service import Service
 from crab.replay import kills
 from crab.replay.policy import policy
 from crab.replay.runner import Run, replay
@@ -23,18 +20,8 @@ from crab.replay.sdist import fetch
 from crab.replay.state import compare, observe
 from crab.replay.trajectory import Trajectory, Turn
 from crab.sdk.sync import Host
-from crab.sdk.transport import EmbeddedTransport
 
 pytestmark = [pytest.mark.kernel, pytest.mark.criu, pytest.mark.slow]
-
-
-@pytest.fixture
-def host(service: Service) -> Iterator[Host]:
-    transport = EmbeddedTransport(service.state_dir)
-    transport._service = service
-    before = service.handle(SandboxList())
-    yield Host(transport=transport)
-    assert service.handle(SandboxList()) == before
 
 
 @pytest.fixture(params=["redis-leaderboard", pytest.param("xmltodict-cdata", marks=pytest.mark.network)])

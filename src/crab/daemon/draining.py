@@ -13,7 +13,6 @@ from crab.daemon import requests as ask
 from crab.daemon.core import Core
 from crab.daemon.dispatch import answers
 from crab.daemon.history import checkpoint_of
-from crab.daemon.past import noting
 from crab.daemon.registry import Record
 from crab.daemon.storing import sent
 from crab.errors import CrabError, InvalidRequest
@@ -56,12 +55,10 @@ def _drained(core: Core, record: Record, end: float, request: ask.Drain) -> Drai
     """Take a checkpoint, send it if that is wanted, and say what came of it; never raises `CrabError` or OSError."""
     try:
         with core.operation(record.id, "drain", _left(end)) as record:
-            note = noting(core, record)
             made = checkpoint_of(core, record, "", "adaptive", durable=True, seconds=_left(end))
             if request.pause:
                 core.life(record).group.freeze()
                 core.registry.save(msgspec.structs.replace(core.registry.find(record.id), wanted=State.PAUSED))
-            note(made)
     except (CrabError, OSError) as error:  # one of many: the others go on
         head = core.registry.checkpoint(record.head) if record.head else None
         age = time.time() - head.created if head else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import re
 import threading
 import time
@@ -34,6 +35,8 @@ from crab.sandbox import box, settle
 from crab.sandbox.incarnation import Incarnation
 from crab.store.local import Staging
 
+log = logging.getLogger("crab.checkpoints")
+
 KEPT_RETURNS = 20
 """Rewinds of a sandbox that are remembered."""
 
@@ -47,10 +50,7 @@ def take_checkpoint(core: Core, request: ask.TakeCheckpoint) -> Checkpoint:
         )
     refs.check_label(request.label)
     with core.operation(request.sandbox, "checkpoint") as record:
-        note = noting(core, record)
-        made = checkpoint_of(core, record, request.label, request.policy, request.durable)
-        note(made)
-        return made
+        return checkpoint_of(core, record, request.label, request.policy, request.durable)
 
 
 def checkpoint_of(
@@ -62,22 +62,29 @@ def checkpoint_of(
     needs: Set[int] = frozenset(),
     urgency: Urgency = Urgency.URGENT,
     seconds: float | None = None,
+    asked: bool = False,
 ) -> Checkpoint:
-    """The same for a caller that holds the sandbox's operation.
+    """The same for a caller that holds the sandbox's operation. One that is taken because the agent `asked` its model is noted
+    by whoever heard the question.
 
     `needs` are processes, by their number inside. If none of them runs any more when it is captured, it would be worth
     nothing: `NotCapturable`, and the head stays. `Busy` if it could not begin within so many `seconds`.
     """
     with core.engine.job("capture", record.id, urgency, seconds) as place:
         incarnation = core.running(record, "checkpoint")
+        note = None if asked else noting(core, record)  # not before its turn: commands end while it waits
         checkpoint, settled = _published(core, record, incarnation, _Wish(label, policy, needs), place.queued_ms)
         place.writes = checkpoint.process_bytes if checkpoint.processes_from == checkpoint.id else 0
     if durable:
         core.ground.store.commit(checkpoint.id)
+    if record.owed:
+        log.error("%s was brought back, and its agent was never told: it may ask anew", record.name)
     core.registry.advance(
         msgspec.structs.replace(record, head=checkpoint.id, turn=checkpoint.turn, owed=None), checkpoint, durable
     )
     settled()
+    if note:
+        note(checkpoint)
     return checkpoint
 
 
@@ -400,9 +407,7 @@ def fork(core: Core, request: ask.Fork) -> tuple[Sandbox, ...]:
         if request.ref:
             checkpoint = find(core, source, request.ref)
         else:
-            note = noting(core, source)
             checkpoint = checkpoint_of(core, source, "", "adaptive", durable=False)
-            note(checkpoint)
         manifest, with_processes = checked(core, checkpoint)
     taken = {one.name for one in (*core.registry.all(), *core.registry.broken())}
     free = (name for name in _fork_names(source.name) if name not in taken)

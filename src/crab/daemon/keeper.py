@@ -12,7 +12,7 @@ from typing import Any
 
 from crab.daemon import history
 from crab.daemon.core import TURN, TURN_SECONDS, Core
-from crab.daemon.past import note_return, noting, returning
+from crab.daemon.past import note_return, returning
 from crab.daemon.registry import Owed
 from crab.daemon.requests import Request
 from crab.daemon.tools import Kit
@@ -97,10 +97,7 @@ def protected(
             if agents is None:  # its last safe turn is worth more than one without it
                 return Safety(protection="unprotected", why="the agent ended before its turn was safe")
             urgency = Urgency.URGENT if marks else Urgency.NORMAL  # of a question, the answer will say when it is
-            note = noting(core, record) if marks else None
-            made = history.checkpoint_of(core, record, "", "adaptive", durable, agents, urgency)
-            if note:
-                note(made)
+            made = history.checkpoint_of(core, record, "", "adaptive", durable, agents, urgency, asked=not marks)
         kind = "none" if not waits else "durable" if durable else "captured"
         return Safety(protection=kind, checkpoint=made.id, turn=made.turn)
     except CrabError as error:

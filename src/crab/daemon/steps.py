@@ -7,6 +7,7 @@ what it runs is run, and recorded.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -89,7 +90,9 @@ def once(
         if result is None:
             raise _uncertain(record.name)
     except CrabError as error:
-        _refused(place, record.id, ticket, error)
+        _refused(place, record.id, ticket, error, found)
+        raise
+    except BaseException:
         if found is not None:
             place.take_back(found)
         raise
@@ -128,10 +131,15 @@ def _diverged(core: Core, place: Place, sandbox: str, why: str) -> None:
     place.diverged()
 
 
-def _refused(place: Place, sandbox: str, ticket: Ticket, error: CrabError) -> None:
-    """It could not be run. (Of a sandbox that died meanwhile nothing is kept: it is brought back to before.)"""
+def _refused(place: Place, sandbox: str, ticket: Ticket, error: CrabError, found: Outcome | None) -> None:
+    """It could not be run, or (`found`) waited for. Of a sandbox that died meanwhile nothing is kept: it is brought back to
+    before. One that was told to come later was not begun."""
     if not isinstance(error, (SandboxGone, WrongState, Busy)):
         _end(place, sandbox, ticket, Refused(error=error.to_wire()), failed=True)
+    elif found is None and not isinstance(error, SandboxGone):
+        place.withdraw(ticket)
+    if found is not None:
+        place.take_back(found)
 
 
 Result = ExecResult | ShellResult | Streamed | Refused
@@ -157,8 +165,11 @@ def _decoded(known: bytes, kind: type[Told]) -> Told:
 class Recording:
     """A command of which something is to be done when it has been read to its end, before its reader hears of that."""
 
-    def __init__(self, command: Command | Resumed, end: Callable[[Streamed], None]) -> None:
-        self._command, self._end = command, end
+    def __init__(
+        self, command: Command | Resumed, end: Callable[[Streamed], None], left: Callable[[], None] = lambda: None
+    ) -> None:
+        """`left` is called instead of `end` if its reader goes away before."""
+        self._command, self._end, self._left = command, end, left
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._command, name)
@@ -167,12 +178,16 @@ class Recording:
         """See `Command.events`."""
         pieces: list[tuple[int, bytes]] = []
         size = 0
-        for piece in self._command.events():
-            if size < KEPT:
-                pieces.append((piece.stream, piece.data))
-                size += len(piece.data)
-            yield piece
-        status = self._command.status()
+        try:
+            for piece in self._command.events():
+                if size < KEPT:
+                    pieces.append((piece.stream, piece.data))
+                    size += len(piece.data)
+                yield piece
+            status = self._command.status()
+        except BaseException:
+            self._left()
+            raise
         if not status.running:
             self._end(Streamed(status=status, output=tuple(pieces)))
 
@@ -233,13 +248,16 @@ def stream_once(
         if command is None:
             raise _uncertain(record.name)
     except CrabError as error:
-        _refused(place, record.id, ticket, error)
-        if found is not None:
-            place.take_back(found)
+        _refused(place, record.id, ticket, error, found)
         raise
 
     def over(result: Streamed) -> None:
         _end(place, record.id, ticket, result)
         end_turn(core, sandbox)
 
-    return Recording(command, over)
+    def left() -> None:
+        if found is not None:
+            with contextlib.suppress(CrabError, OSError):  # the daemon ends: to the next one nobody waits for it anyway
+                place.take_back(found)
+
+    return Recording(command, over, left)

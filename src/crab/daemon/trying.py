@@ -19,7 +19,6 @@ from crab.daemon import comparing, history, lifecycle
 from crab.daemon import requests as ask
 from crab.daemon.core import TEMPORARY, Core, new_id
 from crab.daemon.door import checked_command
-from crab.daemon.past import noting
 from crab.daemon.registry import Record
 from crab.errors import CrabError, InvalidRequest
 from crab.host import processes
@@ -46,9 +45,7 @@ def tried(core: Core, request: ask.Try, run: Callable[[str, ExecSpec], ExecResul
         if request.ref:
             checkpoint = history.find(core, source, request.ref)
         else:
-            note = noting(core, source)
             checkpoint = history.checkpoint_of(core, source, "", "adaptive", durable=False)
-            note(checkpoint)
         manifest, with_processes = history.checked(core, checkpoint)
         agents = _agents(core.life(source))
 

@@ -6,6 +6,7 @@ wants it is decided in `crab.turns.forward`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from crab.turns.place import STEP, Ticket
 
 PASSING = "run-"
 """Of names that the server gives, to be able to kill what nobody waits for any more: they tell nothing when it comes again."""
+_PASSING = re.compile(rf"{PASSING}[0-9a-f]{{12}}")
 
 
 def is_step(name: str) -> bool:
@@ -29,7 +31,7 @@ def is_step(name: str) -> bool:
 
 def named(spec: ExecSpec, ticket: Ticket) -> ExecSpec:
     """The command with a name by which it is found in a restored sandbox: its own, or that of its ticket."""
-    own = spec.name if not spec.name.startswith(PASSING) else ""
+    own = "" if _PASSING.fullmatch(spec.name) else spec.name
     return msgspec.structs.replace(spec, name=own or ticket.name)
 
 
@@ -71,9 +73,9 @@ class Resumed:
         result = collected(self.events(), self._command.status, limit)
         return msgspec.structs.replace(result, truncated=result.truncated or bool(self.gone))
 
-    def write(self, data: bytes, patience: float | None = None) -> None:
+    def write(self, data: bytes) -> None:
         """See `Command.write`. Who comes back gives all of the input once more: what the command had is left out."""
         known = min(self._input, len(data))
-        self._input -= known
         if known < len(data):
-            self._command.write(data[known:], patience)
+            self._command.write(data[known:])
+        self._input -= known

@@ -255,12 +255,12 @@ def fork(db: sqlite3.Connection, source: str, target: str, kept: Set[str], head:
     found = commands_before(places, commands, line, head)
     before = past(places, line, head)
     seals = {exchange for one in commands if one.id in found for exchange in (one.begun_by, one.ended_by)}
-    where = {place.id: ((place.checkpoints or place.seals) & line) - {head} for place in places}
-    for (
-        place
-    ) in places:  # of the head's own question there is nothing but the checkpoints that were taken when it came earlier
-        if head in place.checkpoints and not where[place.id]:
-            del where[place.id]
+    # of the head's own question there is nothing but the checkpoints that were taken when it came earlier
+    where = {
+        place.id: left
+        for place in places
+        if (left := ((place.checkpoints or place.seals) & line) - {head}) or head not in place.checkpoints
+    }
     for old in sorted(where.keys() & (before | seals)):
         if old not in before:  # a question that was asked anew since; what was done before it is before its checkpoint
             new[old] = _mark_at(db, target, where[old])

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from crab.errors import CrabError
+from crab.errors import CrabError, NotFound
 from crab.model import ModelAccess, Struct
 from crab.turns import bodies, branches, forms, refusals
 from crab.turns.clients import Caller
@@ -382,11 +382,13 @@ class Channel:
     def _taken(self, number: int, life: int) -> None:
         """The client has got the whole of an answer."""
         self.place.taken(number, life)
-        self._spawn(self._kept_taken(number))
+        self._spawn(self._kept_taken(number, life))
 
-    async def _kept_taken(self, number: int) -> None:
+    async def _kept_taken(self, number: int, life: int) -> None:
         try:
-            await asyncio.to_thread(self.place.keep_taken, number)
+            await asyncio.to_thread(self.place.keep_taken, number, life)
+        except NotFound:
+            pass  # its sandbox was removed meanwhile
         except (CrabError, OSError) as error:
             log.error("%s: that answer %d was taken cannot be recorded: %s", self.sandbox, number, error)
 

@@ -142,4 +142,5 @@ def decide_command(now: Progress, command: bytes, given: frozenset[int] = frozen
         return CommandStep(kind="run", caught_up=True, why="it is a new agent's, in the state that was chosen")
     if left or not now.at_head:
         return CommandStep(kind="diverged", caught_up=True, why="the agent runs another command than it did")
-    return CommandStep(kind="run", caught_up=True, why="it was not run yet")
+    waits = any(begun.index not in given for begun in now.under_way)  # another of those at once may still ask for one
+    return CommandStep(kind="run", caught_up=not waits, why="it was not run yet")

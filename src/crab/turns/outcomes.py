@@ -39,6 +39,11 @@ class Outcomes:
             made = db.execute(query, (sandbox, exchange, index, bytes(command), time.time())).lastrowid
             return _outcome(db, db.execute(f"SELECT {OUTCOME} FROM outcomes WHERE id = ?", (made,)).fetchone())
 
+    def withdraw(self, identity: int) -> None:
+        """It did not run, and has no end."""
+        with self._database.write() as db:
+            db.execute("DELETE FROM outcomes WHERE id = ? AND state = 'intended'", (identity,))
+
     def end(
         self, identity: int, state: Literal["done", "failed"], result: bytes, secrets: Sequence[bytes] = ()
     ) -> Outcome:

@@ -49,11 +49,11 @@ class Place:
     def __init__(self, record: Record, sandbox: str) -> None:
         self._record, self._sandbox = record, sandbox
         self._lock = threading.RLock()
-        self._standing = record.standing(sandbox)
+        self._standing = self._alone(record.standing(sandbox))
         self.life = 0
         """Grows each time the sandbox is brought back: what was under way before belongs to another life of it."""
-        self._delivered: set[int] = set()
-        """Exchanges of which the record is still to hear that their answers were taken."""
+        self._delivered: set[tuple[int, int]] = set()
+        """Lives and exchanges of which the record is still to hear that the answers were taken."""
         self._returned = threading.Condition(self._lock)
         self._returning = 0
 
@@ -86,6 +86,14 @@ class Place:
     def forwarding(self) -> bool:
         """The agent may be behind its sandbox."""
         return self._standing.forwarding
+
+    def _alone(self, known: Standing) -> Standing:
+        """How it stands for a new daemon: whoever waited for a command that was under way has to ask for it again."""
+        if not known.given:
+            return known
+        recorded = self._record.outcomes.of(self._sandbox, known.exchange)
+        waited = {one.index for one in recorded if one.state == "intended"}
+        return msgspec.structs.replace(known, given=tuple(one for one in known.given if one not in waited))
 
     def _move(self, **changes: object) -> None:
         new = msgspec.structs.replace(self._standing, **changes)
@@ -148,7 +156,7 @@ class Place:
             session=exchange.session,
             whole=exchange.complete and not exchange.redacted,
             safe=exchange.protection is not None,
-            delivered=exchange.delivered or exchange.id in self._delivered,
+            delivered=exchange.delivered or (self.life, exchange.id) in self._delivered,
         )
 
     def _at(self, exchange: int) -> None:
@@ -172,15 +180,14 @@ class Place:
     def taken(self, exchange: int, life: int) -> None:
         """The agent has got the whole of an answer (not if it asked in an earlier life). Counts at once; does not block, so
         `keep_taken` is to be called after it."""
-        if life == self.life:
-            self._delivered.add(exchange)
+        self._delivered.add((life, exchange))
 
-    def keep_taken(self, exchange: int) -> None:
+    def keep_taken(self, exchange: int, life: int) -> None:
         """Write that to the record: who asks the same after a restart of the daemon wants another answer."""
         with self._lock:
-            if exchange in self._delivered:
+            if life == self.life and (life, exchange) in self._delivered:
                 self._record.delivered(exchange)
-                self._delivered.discard(exchange)
+            self._delivered.discard((life, exchange))
 
     def after(self, exchange: int) -> Exchange | None:
         """The recorded exchange that came next (0: the first one); None if that was the newest."""
@@ -234,7 +241,14 @@ class Place:
             self._must_be(life)
             exchange = self._standing.exchange
             index = self._record.outcomes.next_index(self._sandbox, exchange)
-            return Ticket.of(self._record.outcomes.begin(self._sandbox, exchange, index, digest))
+            made = self._record.outcomes.begin(self._sandbox, exchange, index, digest)
+            if self._standing.forwarding:  # it is none of those that were begun before
+                self._move(given=(*self._standing.given, index))
+            return Ticket.of(made)
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """It was not begun after all, and certainly did nothing."""
+        self._record.outcomes.withdraw(ticket.outcome)
 
     def resume(self, outcome: Outcome, life: int) -> Ticket:
         """The same for one that was begun before the sandbox was brought back: it keeps its place."""

@@ -20,8 +20,7 @@ def task(request: pytest.FixtureRequest) -> Task:
 
 def test_there_are_as_many_as_promised() -> None:
     count = Counter(task.group for task in ALL)
-    assert count["terminal"] >= 20
-    assert count["repair"] >= 10
+    assert count == {"terminal": 24, "repair": 10}
     assert len({task.id for task in ALL}) == len(ALL)
 
 

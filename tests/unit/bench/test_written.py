@@ -30,3 +30,14 @@ def test_a_name_that_hides_one_of_the_image_is_gone(tmp_path: Path) -> None:
     (lower / "file").write_text("")
     os.mknod(upper / "file", 0o020000, 0)
     assert written(upper, lower).gone == ["/file"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="sets a trusted attribute")
+@pytest.mark.parametrize("name", ["opaque", "redirect"])
+def test_a_folder_that_was_replaced_is_looked_at_whole(tmp_path: Path, name: str) -> None:
+    upper, lower = tmp_path / "upper", tmp_path / "lower"
+    for folder in (upper / "etc", lower / "etc"):
+        folder.mkdir(parents=True)
+    os.setxattr(upper / "etc", f"trusted.overlay.{name}", b"y")
+    found = written(upper, lower)
+    assert (found.trees, found.folders) == (["/etc"], ["/"])

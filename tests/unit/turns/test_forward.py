@@ -143,7 +143,7 @@ class Checkpoint(Struct, kw_only=True):
 def take(place: Place, exchange: int, life: int) -> None:
     """The agent has got an answer to its end."""
     place.taken(exchange, life)
-    place.keep_taken(exchange)
+    place.keep_taken(exchange, life)
 
 
 class World:

@@ -28,7 +28,7 @@ def turn(record: Record, place: Place, *links: bytes) -> int:
     record.protected(made.id, checkpoint=f"c{made.id}", turn=made.id, protection="durable")
     place.answered(made.id, place.life, keeps(record, b"to " + links[-1]))
     place.taken(made.id, place.life)
-    place.keep_taken(made.id)
+    place.keep_taken(made.id, place.life)
     return made.id
 
 
@@ -132,7 +132,7 @@ def test_that_an_answer_was_taken_is_known_after_the_daemon_was_killed(record: R
     place.brought_back([f"c{first}"], f"c{first}", ask_again=False)
     assert not record.get(first).delivered, "in this life nobody has had it"
     place.taken(first, life)
-    place.keep_taken(first)
+    place.keep_taken(first, life)
     assert not record.get(first).delivered
     record.delivered(first)
     record.forked("s1", "s2", {f"c{first}", "c2"}, "c2")
@@ -154,3 +154,38 @@ def test_what_came_next_is_the_next_question_that_counts(record: Record) -> None
     record.abandon(numbers[1])
     after = place.after(numbers[0])
     assert after and after.id == numbers[2] and place.next is None
+
+
+def under_way(record: Record, place: Place, *commands: bytes) -> None:
+    """They are begun, and then the sandbox is brought back to a checkpoint that has them running."""
+    for command in commands:
+        place.begin(command, place.life)
+    record.mark("s1", "c1")
+    place.brought_back(["c1"], "c1", ask_again=False)
+
+
+def test_a_new_command_does_not_let_another_that_is_under_way_be_started_again(record: Record) -> None:
+    place = Place(record, "s1")
+    under_way(record, place, b"a", b"b")
+    assert place.command(b"a")[0].kind == "resume"
+    did(place, b"c")
+    assert place.command(b"b")[0].kind == "resume"
+    did(place, b"d")
+    assert not place.forwarding
+    did(place, b"a")
+
+
+def test_who_waited_for_a_command_under_way_when_the_daemon_was_killed_waits_again(record: Record) -> None:
+    under_way(record, Place(record, "s1"), b"a")
+    assert Place(record, "s1").command(b"a")[0].kind == "resume"
+    assert Place(record, "s1").command(b"a")[0].kind == "resume"
+
+
+def test_what_was_told_to_come_later_was_not_begun(record: Record) -> None:
+    place = Place(record, "s1")
+    place.withdraw(place.begin(b"a", place.life))
+    assert record.outcomes.of("s1") == []
+    ticket = place.begin(b"a", place.life)
+    place.end(ticket, b"r")
+    place.withdraw(ticket)
+    assert [one.state for one in record.outcomes.of("s1")] == ["done"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bench.simulation import ADAPTIVE, TOOLS, Kind, Simulation, drawn
+from bench.simulation import ADAPTIVE, TOOLS, Kind, Simulation
+from bench.waiting import drawn
 
 
 def test_a_host_with_room_keeps_nobody_waiting() -> None:
