@@ -206,7 +206,7 @@ class _Sending:
     def _content(self, content: Iterable[bytes], few: int) -> Content:
         found: list[Extent] = []
         for piece in pieces(content, self._cut, self._seed):
-            if not found and len(piece) <= few:
+            if not found and len(piece) <= few and len(piece) < self._cut.least:
                 return piece  # and it is the only one: all but the last piece are larger
             found.append(Extent(self._writer.add(piece), 0, len(piece)))
         return found
@@ -219,7 +219,7 @@ class _Sending:
             for one in self._stored(b"process")
         }
         same = self._same_images()
-        memory = dict(self._memory(folder, before, same))
+        memory = dict(self._memory(folder, before))
         for entry, member, content in members(folder, b"process", RULES[b"process"]):
             name = entry.path.decode(errors="replace")
             if name in same and name in before and self._is_there(before[name]):
@@ -234,7 +234,7 @@ class _Sending:
         known = set(self._base.root.manifest.artefacts) if self._base else set()
         return {artefact.name for artefact in self._parts.manifest.artefacts if artefact in known}
 
-    def _memory(self, folder: Path, before: dict[str, Content], same: set[str]) -> Iterator[tuple[str, list[Extent]]]:
+    def _memory(self, folder: Path, before: dict[str, Content]) -> Iterator[tuple[str, list[Extent]]]:
         try:
             now = Layout(folder)
         except ValueError:

@@ -11,7 +11,7 @@ import click
 from crab.cli.life import removed_text
 from crab.cli.session import Session, json_option
 from crab.cli.text import Table, ago, clean, pairs, size
-from crab.cli.values import SIZE, checkpoint_or_head, parse_seconds
+from crab.cli.values import SECONDS, SIZE, checkpoint_or_head
 from crab.errors import InvalidRequest
 from crab.model import StoreCheck, StoreCollection, StoredCheckpoint, StoreInfo, StoreStats
 from crab.store.objects import VARIABLE
@@ -59,16 +59,16 @@ def store() -> None:
 @_of_store
 @click.option(
     "--grace",
+    type=SECONDS,
     default="24h",
     show_default=True,
-    metavar="TIME",
     help="How long what nothing needs any more stays at least, twice.",
 )
 @click.pass_obj
-def init(session: Session, url: str, key_file: str, grace: str) -> None:
+def init(session: Session, url: str, key_file: str, grace: float) -> None:
     """Make a store, encrypted if a key file is given."""
     with session.host() as host:
-        made = host.store(_named(url), key_file).init(parse_seconds(grace))
+        made = host.store(_named(url), key_file).init(grace)
     session.show(made, lambda: info_table(made))
 
 

@@ -24,6 +24,7 @@ from crab.errors import Busy, Damaged, Incompatible, InvalidRequest, NotFound
 from crab.model import Checkpoint, Sandbox, StoreCheck, StoreCollection, StoredCheckpoint, StoreInfo, StoreStats, Struct
 from crab.store import check as checking
 from crab.store import gc, retention
+from crab.store.folder import FolderObjects
 from crab.store.naming import chosen
 from crab.store.objects import objects_at
 from crab.store.repository import Repository
@@ -31,6 +32,7 @@ from crab.store.sealing import key_of
 from crab.store.writing import Writer
 
 _TRIES = 3
+SHORTEST_GRACE = 60.0
 
 
 def _key(request: ask.StoreRequest) -> bytes | None:
@@ -53,11 +55,15 @@ def _opened(core: Core, request: ask.StoreRequest) -> Repository:
 @answers(ask.StoreInit)
 def init(core: Core, request: ask.StoreInit) -> StoreInfo:
     """Make a store."""
-    if request.url.startswith("/") or request.url.startswith("file:///"):
-        folder = Path(request.url.removeprefix("file://"))
-        if folder.parent.is_dir() and not folder.exists():
-            folder.mkdir(mode=0o700)
-    return Repository.create(objects_at(request.url), _key(request), request.grace).info()
+    if request.grace < SHORTEST_GRACE:
+        raise InvalidRequest(
+            f"a grace period of {request.grace:g} s is too short: no checkpoint may take half of it to be sent",
+            remedy=f"give {SHORTEST_GRACE:.0f} s at least",
+        )
+    objects, key = objects_at(request.url), _key(request)
+    if isinstance(objects, FolderObjects):
+        objects.make()
+    return Repository.create(objects, key, request.grace).info()
 
 
 # ---------------------------------------------------------------- put

@@ -441,7 +441,7 @@ def changed_inodes(path: AnyPath, since: int) -> set[int]:
             # are of keys as a whole, so items of other kinds come, too.
             key = struct.pack("=7Q4I", 0, first, most, offset, most, since + 1, most, kind, 255, 1 << 31, 0)
             search = bytearray(key.ljust(104, b"\0") + struct.pack("=Q", room) + bytes(room))
-            fcntl.ioctl(descriptor, _TREE_SEARCH_V2, search)
+            _ioctl(descriptor, _TREE_SEARCH_V2, search)
             (count,) = struct.unpack_from("=I", search, 64)
             if not count:
                 return found

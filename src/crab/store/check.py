@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crab.errors import CrabError, Damaged, NotFound
+from crab.errors import CrabError, Damaged, Incompatible, NotFound, WrongKey
 from crab.model import StoreCheck, StoreProblem, StoreStats
 from crab.store import packs
 from crab.store.closure import Closure
@@ -101,20 +101,15 @@ class _Check:
                 found.append((listed.name, error.message))
         return found
 
-    def _known(self) -> dict[bytes, Pack]:
-        return {pack.id: pack for found in self._repository.indexes().values() for pack in found}
-
     def _look(self, listed: dict[str, int]) -> None:
-        known = self._known()
+        known = self._repository.known_packs()
         for pack in known.values():
             size = listed.pop(pack.name, None)
             lost = {identity for identity, *_ in pack.list()}
             if size is None:
                 self._missing.add(f"{pack.name} is missing")
                 self._lose(f"{pack.name} is missing", pack, lost)
-            elif size != pack.size:
-                self._lose(f"{pack.name} has {size} bytes instead of {pack.size}", pack, lost)
-            elif self._data:
+            elif size != pack.size or self._data:
                 self._look_into(pack)
             else:
                 self._good |= lost
@@ -141,7 +136,8 @@ class _Check:
                 packs.opened(self._repository.sealing, pack, number, data[offset : offset + length])
             except CrabError:
                 lost.add(identity)
-        self._lose(f"{pack.name} is not what was written ({len(lost)} of {len(pack)} blobs)", pack, lost)
+        length = f"{len(data)} bytes instead of {pack.size}, " if len(data) != pack.size else ""
+        self._lose(f"{pack.name} is not what was written ({length}{len(lost)} of {len(pack)} blobs lost)", pack, lost)
 
     def _lose(self, what: str, pack: Pack, lost: set[bytes]) -> None:
         self._problems[what] = lost
@@ -180,7 +176,7 @@ class _Check:
 
     def _index_again(self, listed: dict[str, int], damaged: list[tuple[str, str]]) -> list[str]:
         """Index what is in no index; then the damaged indexes are good for nothing."""
-        known = {pack.name for pack in self._known().values()}
+        known = {pack.name for pack in self._repository.known_packs().values()}
         found: list[Pack] = []
         done: list[str] = []
         for name in sorted(listed.keys() - known):
@@ -188,7 +184,7 @@ class _Check:
                 identity = bytes.fromhex(name.rpartition("/")[2])
                 found.append(packs.read_list(self._repository.sealing, identity, self._objects.get(name)))
                 done.append(f"{name} was indexed again")
-            except (ValueError, CrabError) as error:
+            except (ValueError, Damaged, Incompatible, NotFound, WrongKey) as error:
                 self._problems[f"{name}: {error}"] = set()
         if found:
             write_index(self._repository, found)
@@ -203,7 +199,7 @@ def stats(repository: Repository) -> StoreStats:
     """How much there is."""
     records = repository.records()
     repository.refresh()
-    known = {pack.id: pack for found in repository.indexes().values() for pack in found}
+    known = repository.known_packs()
     sizes = {identity: size for pack in known.values() for identity, _, _, size in pack.list()}
     listed = list(repository.objects.list("packs/"))
     doomed = {packs.object_name(identity) for identity in repository.condemned}

@@ -11,10 +11,11 @@ from crab.store.repository import Repository
 
 def is_whole(repository: Repository, roots: Iterable[bytes]) -> bool:
     """Whether all that can be reached from there is in the indexes. Remembered until an index forgets something."""
-    new = [root for root in roots if root not in repository.whole]
+    whole = repository.whole  # another set as soon as an index forgets something
+    new = [root for root in roots if root not in whole]
     if new and Closure(repository).faults(new):
         return False
-    repository.whole.update(new)
+    whole.update(new)
     return True
 
 

@@ -67,6 +67,7 @@ class FolderObjects:
                     f"{target.parent} leads out of the store", remedy="somebody made a link of it: remove it"
                 )
             part = target.with_name(f"{PART}{secrets.token_hex(8)}")
+            written = True
             descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
                 try:
@@ -81,11 +82,18 @@ class FolderObjects:
                 else:
                     os.link(part, target)
             except FileExistsError:
-                return False
+                written = False
             finally:
                 part.unlink(missing_ok=True)
-            _flush(target.parent)
-        return True
+            _flush(target.parent)  # also what somebody else has linked a moment ago: it is told to be there
+        return written
+
+    def make(self) -> None:
+        """Make the folder of a new store, durably, but not what it lies in."""
+        with self._saying(""):
+            if self.root.parent.is_dir() and not self.root.exists():
+                self.root.mkdir(mode=0o700)
+                _flush(self.root.parent)
 
     def _make(self, folder: Path) -> None:
         """Make a folder, durably. Not the root: a share that is not mounted must not become a folder of the host."""

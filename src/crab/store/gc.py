@@ -24,6 +24,7 @@ any moment nothing is lost: every step leaves a store that is whole. Two collect
 
 from __future__ import annotations
 
+import re
 import secrets
 
 from crab.errors import Damaged, NotFound
@@ -39,6 +40,8 @@ from crab.store.writing import LEVELS, PACK
 _WORTH_REWRITING = 0.4
 """A pack of which less than that is needed is copied: it takes one write and one read to get the rest back."""
 _MANY_INDEXES = 64
+_LEFT_OVER = 3600.0
+"""Seconds after which what a writer left half done is nobody's."""
 _SMALL, _MANY_SMALL = 1 << 20, 64
 """Every checkpoint makes two packs, most of them small: from so many of that size on they are put together."""
 
@@ -86,6 +89,11 @@ def collect(repository: Repository, taken: tuple[str, ...] = ()) -> StoreCollect
     listed = {found.name: found for found in objects.list("packs/")}
     roots, old = _roots(repository, now)
     repository.refresh()
+    # of two collections at a time, the later one may have written an index that names what the earlier one removed
+    left = {found.name for found in objects.list("packs/")}  # after the indexes: a pack is there before it is in one
+    known = repository.known_packs()
+    gone = {identity for identity, pack in known.items() if pack.name not in left}
+    repository.lost(gone)  # what only they have is missing, and found so below
     there = {bytes.fromhex(name.rpartition("/")[2]): found.size for name, found in listed.items() if _is_pack(name)}
     closure = Closure(repository)
     if faults := closure.faults(roots):
@@ -94,7 +102,6 @@ def collect(repository: Repository, taken: tuple[str, ...] = ()) -> StoreCollect
             remedy="`crab store check` says what is affected; remove those checkpoints, then try again",
         )
     needed = _needed(repository, closure.seen)
-    known = {pack.id: pack for found in repository.indexes().values() for pack in found}
     filled = {pack: known[pack].filled if pack in known else size for pack, size in there.items()}
     plan = planned(filled, needed, repository.condemned, now, grace)
     moved = _rewrite(repository, plan.rewrite, closure.seen)
@@ -102,14 +109,14 @@ def collect(repository: Repository, taken: tuple[str, ...] = ()) -> StoreCollect
     if condemn:
         name = f"condemned/{secrets.token_hex(16)}"
         objects.put(name, documents.encode(repository.sealing, name, condemn))
-    # of two collections at a time, the later one may have written an index that names what the earlier one removed
-    left = {found.name for found in objects.list("packs/")}  # after the indexes: a pack is there before it is in one
-    gone = {identity for identity, pack in known.items() if pack.name not in left}
     _remove(repository, {*plan.remove, *gone}, now)
     for found in old:
         objects.delete(found.name)
+    for found in list(objects.list("clock/")):  # of whoever was killed while he asked for the time
+        if now - found.modified > _LEFT_OVER:
+            objects.delete(found.name)
     if isinstance(objects, FolderObjects):
-        objects.sweep(now - max(grace, 3600.0))
+        objects.sweep(now - max(grace, _LEFT_OVER))
     return StoreCollection(
         removed_checkpoints=taken,
         condemned=len(condemn),
@@ -124,7 +131,7 @@ def _roots(repository: Repository, now: float) -> tuple[list[bytes], list[Found]
     """Roots of all that counts, and the records in `deleted/` that count no more."""
     roots: list[bytes] = []
     old: list[Found] = []
-    for identity, record in repository.every_record().items():
+    for identity, record in repository.every_record(anew=True).items():
         if isinstance(record, Exception):
             raise Damaged(
                 f"the record of checkpoint {identity} cannot be read: nothing is removed from the store",
@@ -152,7 +159,7 @@ def _needed(repository: Repository, seen: set[bytes]) -> dict[bytes, int]:
 
 def _rewrite(repository: Repository, old: tuple[bytes, ...], seen: set[bytes]) -> list[bytes]:
     """Copy what is needed of some packs into new ones; the packs that nothing needs any more afterwards."""
-    known = {pack.id: pack for found in repository.indexes().values() for pack in found}
+    known = repository.known_packs()
     waiting: dict[int, list[Blob]] = {}
     made: list[Pack] = []
 
@@ -164,7 +171,8 @@ def _rewrite(repository: Repository, old: tuple[bytes, ...], seen: set[bytes]) -
     for identity in old:
         pack = known[identity]
         for number, (blob, kind, *_) in enumerate(pack.list()):
-            if blob in seen and repository.place(blob) == (pack, number):
+            place = repository.place(blob)
+            if blob in seen and place and (place[0].id, place[1]) == (identity, number):
                 waiting.setdefault(kind, []).append(Blob(blob, kind, repository.get(blob, whole=True)))
         for kind in list(waiting):
             if sum(len(blob.data) for blob in waiting[kind]) >= PACK:
@@ -203,9 +211,4 @@ def _remove(repository: Repository, doomed: set[bytes], now: float) -> None:
 
 
 def _is_pack(name: str) -> bool:
-    tail = name.rpartition("/")[2]
-    return len(tail) == 64 and name == packs.object_name(bytes.fromhex(tail)) if _is_hex(tail) else False
-
-
-def _is_hex(text: str) -> bool:
-    return all(letter in "0123456789abcdef" for letter in text)
+    return re.fullmatch(r"packs/([0-9a-f]{2})/\1[0-9a-f]{62}", name) is not None

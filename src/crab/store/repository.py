@@ -80,7 +80,8 @@ class Repository:
         """Packs that an index names and that are not there: rests of two collections at a time. Nothing relies on them."""
         self.whole: set[bytes] = set()
         """Nodes of which all that they need is known to be there (`closure.is_whole`)."""
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, tuple[Found, Record]] = {}
+        """What was read of the checkpoints, with what the listing said then: one that was sent again is another object."""
         self._packs = _Kept(_KEPT_PACKS)
         self._blobs = _Kept(_KEPT_BLOBS)
 
@@ -177,12 +178,14 @@ class Repository:
             return list(threads.map(one, listed))
 
     def _place(self, found: Iterable[Pack]) -> None:
+        """Of several copies every process must choose the same one, or two collections at a time would remove both."""
         for pack in found:
             if pack.id in self.gone:
                 continue
-            doomed = pack.id in self.condemned
+            rank = (pack.id in self.condemned, pack.id)
             for number, (identity, *_) in enumerate(pack.list()):
-                if not doomed or identity not in self._places:
+                known = self._places.get(identity)
+                if known is None or rank < (known[0].id in self.condemned, known[0].id):
                     self._places[identity] = (pack, number)
 
     def learn(self, name: str, found: list[Pack]) -> None:
@@ -195,6 +198,10 @@ class Repository:
         """What the indexes say, by their names, as of the last `refresh`."""
         with self._lock:
             return dict(self._indexes)
+
+    def known_packs(self) -> dict[bytes, Pack]:
+        """The packs that the indexes name."""
+        return {pack.id: pack for found in self.indexes().values() for pack in found}
 
     def lost(self, found: set[bytes]) -> None:
         """Packs that were found missing."""
@@ -265,44 +272,47 @@ class Repository:
 
     # ---- records
 
+    def _listed(self) -> dict[str, Found]:
+        found = ((one.name.removeprefix("checkpoints/"), one) for one in self.objects.list("checkpoints/"))
+        return {name: one for name, one in sorted(found, key=lambda pair: pair[0]) if _RECORD.fullmatch(name)}
+
     def names(self) -> list[str]:
         """Ids of the checkpoints."""
-        found = (one.name.removeprefix("checkpoints/") for one in self.objects.list("checkpoints/"))
-        return sorted(name for name in found if _RECORD.fullmatch(name))
+        return list(self._listed())
 
     def record(self, identity: str) -> Record:
         """One record. Raises `NotFound`, `Damaged`."""
         if not _RECORD.fullmatch(identity):
             raise InvalidRequest(f"{identity!r} is no id of a checkpoint", remedy="`crab store ls` lists them")
-        kept = self._records.get(identity)
-        name = f"checkpoints/{identity}"
         try:
-            data = self.objects.get(name)
+            data = self.objects.get(f"checkpoints/{identity}")
         except NotFound as error:
-            self._records.pop(identity, None)
             raise NotFound(
                 f"the store {self.objects.url} has no checkpoint {identity}",
                 remedy="`crab store ls` lists those it has",
             ) from error
-        return kept or self._decoded(identity, data)
+        return self._decoded(identity, data)
 
     def _decoded(self, identity: str, data: bytes) -> Record:
         found = documents.decode(self.sealing, f"checkpoints/{identity}", data, Record)
         if found.checkpoint.id != identity:
             raise Damaged(f"checkpoints/{identity} of the store is that of another one", remedy="`crab store check`")
-        self._records[identity] = found
         return found
 
     def records(self) -> list[Record]:
         """All that can be read, oldest first."""
         return [record for record in self.every_record().values() if isinstance(record, Record)]
 
-    def every_record(self) -> dict[str, Record | CrabError]:
-        """All of them, oldest first, or why one cannot be read. Raises `StoreUnavailable`."""
+    def every_record(self, anew: bool = False) -> dict[str, Record | CrabError]:
+        """All of them, oldest first, or why one cannot be read. `anew`: nothing is taken for known, whatever the service's
+        clock and listing say. Raises `StoreUnavailable`."""
+        known = {} if anew else self._records
+        listed = self._listed()
 
         def one(identity: str) -> Record | CrabError | None:
-            if identity in self._records:
-                return self._records[identity]
+            kept = known.get(identity)
+            if kept is not None and kept[0] == listed[identity]:
+                return kept[1]
             try:
                 return self._decoded(identity, self.objects.get(f"checkpoints/{identity}"))
             except NotFound:
@@ -310,16 +320,14 @@ class Repository:
             except (Damaged, Incompatible, WrongKey) as error:
                 return error
 
-        names = self.names()
         with ThreadPoolExecutor(_THREADS) as threads:
-            found = zip(names, threads.map(one, names), strict=True)
-            known = {name: record for name, record in found if record is not None}
-        self._records = {name: record for name, record in self._records.items() if name in known}
+            read = dict(zip(listed, threads.map(one, listed), strict=True))
+        self._records = {name: (listed[name], record) for name, record in read.items() if isinstance(record, Record)}
 
         def when(pair: tuple[str, Record | CrabError]) -> float:
             return pair[1].checkpoint.created if isinstance(pair[1], Record) else 0.0
 
-        return dict(sorted(known.items(), key=when))
+        return dict(sorted(((name, record) for name, record in read.items() if record is not None), key=when))
 
     def publish(self, record: Record) -> Record:
         """Make a checkpoint exist; returns the record that is there now: another writer may have been faster."""
@@ -337,7 +345,6 @@ class Repository:
         self.record(identity)
         self.objects.put(f"deleted/{identity}.{secrets.token_hex(4)}", self.objects.get(name))
         self.objects.delete(name)
-        self._records.pop(identity, None)
 
     def deleted(self) -> Iterator[tuple[Found, Record | None]]:
         """Records that were taken away; None for one that cannot be read."""

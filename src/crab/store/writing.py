@@ -100,7 +100,8 @@ class Writer:
             try:
                 self._check(float("inf"))
             except Busy:
-                self.repository.remove(record.checkpoint.id)
+                if published.root == record.root:  # else it is another writer's, and good
+                    self.repository.remove(record.checkpoint.id)
                 raise
         return published
 

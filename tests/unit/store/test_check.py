@@ -75,17 +75,23 @@ def test_only_the_blobs_that_are_hit_count(repository: Repository) -> None:
     pack.write_bytes(content)
     found = check(again(repository), data=True)
     assert found.affected == ()
-    assert "0 of 2 blobs" in found.problems[0].what
+    assert "0 of 2 blobs lost" in found.problems[0].what
 
 
 def test_a_pack_that_is_missing_or_cut(repository: Repository) -> None:
     pack = pack_of(repository, b"three" * 1000)
     whole = pack.read_bytes()
-    pack.write_bytes(whole[:-1])
+    pack.write_bytes(whole[:10])
     found = check(again(repository))
     assert found.affected == ("c3",)
-    assert "instead of" in found.problems[0].what
-    pack.unlink()
+    assert f"10 bytes instead of {len(whole)}" in found.problems[0].what
+    pack.write_bytes(whole[:-1])  # the list at the end is cut, and no blob
+    found = check(again(repository), repair=True)
+    assert found.affected == () and "0 of 1 blobs lost" in found.problems[0].what
+    assert read(again(repository), "c3") == [b"three" * 1000]
+    mended = again(repository)
+    mended.refresh()
+    pack_of(mended, b"three" * 1000).unlink()
     found = check(again(repository))
     assert found.affected == ("c3",)
     assert found.problems[0].what.endswith("is missing")

@@ -223,6 +223,71 @@ def test_two_collections_at_a_time(tmp_path: Path) -> None:
         assert read(again(repository), f"c{number}") == [contents[number]]
 
 
+def test_two_collections_that_each_see_a_copy_of_their_own_remove_neither(tmp_path: Path) -> None:
+    """Both wrote the same content at once, and each learnt of its own pack first."""
+    one = made(tmp_path / "s")
+    two = again(one)
+    content = os.urandom(100_000)
+    with Writer(one) as first, Writer(two) as second:
+        inner = first.node([first.add(content)], b"inner"), second.node([second.add(content)], b"inner")
+        first.publish(record("c1", first.node([inner[0]], b"c1")))
+        second.publish(record("c2", second.node([inner[1]], b"c2")))
+
+    def beside(method: str, prefix: str) -> None:
+        """Collect with one; the other does it where the first is about to write something of that kind."""
+        real, done = getattr(one.objects, method), list[str]()
+
+        def hooked(name: str, data: bytes) -> None:
+            if name.startswith(prefix) and not done:
+                done.append(name)
+                gc.collect(two)
+            real(name, data)
+
+        setattr(one.objects, method, hooked)
+        gc.collect(one)
+        delattr(one.objects, method)
+
+    beside("put", "condemned/")
+    forward(one, two, seconds=GRACE + 1)
+    beside("put", "index/")
+    for name in ("c1", "c2"):
+        assert read(again(one), name) == [content]
+
+
+def test_a_checkpoint_that_was_taken_out_elsewhere_and_sent_again_is_the_new_one(tmp_path: Path) -> None:
+    repository = made(tmp_path / "s")
+    content = os.urandom(50_000)
+    put(repository, "c1", content)
+    again(repository).remove("c1")
+    with Writer(repository) as writer:
+        root = writer.node([writer.node([writer.add(content)], b"another")], b"c1")
+        assert writer.publish(record("c1", root)).root == root
+    for _ in range(2):
+        gc.collect(repository)
+        forward(repository, seconds=GRACE + 1)
+    assert read(again(repository), "c1") == [content]
+
+
+def test_nothing_is_removed_while_a_pack_is_missing(tmp_path: Path) -> None:
+    repository = made(tmp_path / "s")
+    content = os.urandom(50_000)
+    put(repository, "c1", content)
+    put(repository, "c2", os.urandom(1000))
+    repository.remove("c2")
+    place = repository.place(repository.sealing.identify(content))
+    assert place
+    (tmp_path / "s" / place[0].name).unlink()
+
+    def there() -> list[Path]:
+        return sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file())
+
+    before = there()
+    for _ in range(2):
+        with pytest.raises(Damaged, match="missing or damaged"):
+            gc.collect(again(repository))
+    assert there() == before
+
+
 # ---------------------------------------------------------------- the decision
 
 packs_ = st.dictionaries(st.binary(min_size=1, max_size=2), st.integers(1, 1000), max_size=12)

@@ -156,6 +156,7 @@ def test_what_is_known_is_not_read_twice(tmp_path: Path) -> None:
     repository = Repository.open(objects)
     for number in range(3):
         put(repository, f"c{number}", b"%d" % number)
+    assert len(repository.records()) == 3
     objects.read.clear()
     repository.refresh()
     assert len(repository.records()) == 3
