@@ -14,7 +14,11 @@ Of each policy:
   recovered            … in which the task's check passes and the end state equals that of the reference
   state_equal          … in which what was brought back equals the end of the last whole turn before the kill: files by
                        digest, processes and what they hold open, ports, the shell, and the task's `observe` commands
-  stored_bytes         that the checkpoints of all runs take on disk, each run by itself (bench/stored.py)
+  stored_bytes         that the checkpoints of all runs take on disk, each run by itself (bench/stored.py): those of `adaptive` as
+                       Crab keeps them (`crab compact`, which the daemon does by itself), those of the others as they were
+                       written
+  written_bytes        the same, of all as they were written
+  compact_bytes        the same, of all as Crab keeps them
   logical_bytes        the same, if each checkpoint were a copy of its own
   overhead_ratio       time of a killed run to that of its reference, both with the recorded waits for the model, median.
                        With --pace 1 the waits are waited for; else what a checkpoint does not fill of them is added
@@ -89,7 +93,8 @@ class Killed:
     check: bool = False
     equal: bool = False
     state_equal: bool = False
-    stored: int = 0
+    written: int = 0
+    compact: int = 0
     logical: int = 0
     ratio: float = 0.0
     ratio_no_waits: float = 0.0
@@ -106,6 +111,10 @@ class Killed:
     @property
     def recovered(self) -> bool:
         return self.check and self.equal
+
+    @property
+    def stored(self) -> int:
+        return self.compact if self.policy == "adaptive" else self.written
 
 
 @dataclass(frozen=True)
@@ -138,17 +147,22 @@ class Weighing:
     """Looks at the state of a sandbox: before the kill, after the recovery and at the end. Then it is noted what the
     checkpoints take."""
 
-    def __init__(self, state: Path, look: Looker) -> None:
+    def __init__(self, host: crab.Host, state: Path, look: Looker) -> None:
+        self._host = host
         self._state = state
         self._look = look
         self._looks = 0
-        self.stored = Stored()
+        self.written = Stored()
+        self.compact = Stored()
 
     def __call__(self, sandbox: Sandbox, **options: object) -> Observation:
         seen = self._look(sandbox, **options)
         self._looks += 1
         if self._looks == LOOKS:
-            self.stored = stored(self._state, [taken.id for taken in sandbox.turns(every=True)])
+            checkpoints = [taken.id for taken in sandbox.turns(every=True)]
+            self.written = stored(self._state, checkpoints)
+            self._host.compact()
+            self.compact = stored(self._state, checkpoints)
         return seen
 
 
@@ -172,7 +186,7 @@ class Player:
     def killed(self, task: Task, name: str, kill: Kill, wanted: Reference) -> Killed:
         """A task with a kill."""
         row = Killed(task=task.id, group=task.group, policy=name, kill=str(kill))
-        weighing = Weighing(self._state, self._look)
+        weighing = Weighing(self._host, self._state, self._look)
         try:
             run = self._play(task, POLICIES[name], (kill,), weighing, wanted.run.durations())
         except CrabError as error:
@@ -182,7 +196,11 @@ class Player:
         (crash,) = run.crashes
         row.check, row.equal, row.differences = bool(run.check), not differences, differences[:SHOWN]
         row.state_equal, row.state_differences = not crash.differences, list(crash.differences or ())[:SHOWN]
-        row.stored, row.logical = weighing.stored.stored, weighing.stored.logical
+        row.written, row.compact, row.logical = (
+            weighing.written.stored,
+            weighing.compact.stored,
+            weighing.written.logical,
+        )
         row.ratio = (run.worked_ms + run.skipped_ms) / wanted.paced_ms
         row.ratio_no_waits = run.worked_ms / wanted.run.worked_ms
         row.back_ms, row.again = crash.ms, crash.again
@@ -236,6 +254,8 @@ def summary(rows: Sequence[Killed]) -> dict[str, float]:
         "runs": len(rows),
         "state_equal": sum(row.state_equal for row in rows),
         "stored_bytes": sum(row.stored for row in whole),
+        "written_bytes": sum(row.written for row in whole),
+        "compact_bytes": sum(row.compact for row in whole),
         "logical_bytes": sum(row.logical for row in whole),
         "overhead_ratio": round(statistics.median(row.ratio for row in whole), 4) if whole else 0.0,
         "overhead_ratio_no_waits": median([row.ratio_no_waits for row in whole]) if whole else 0.0,

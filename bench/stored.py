@@ -1,8 +1,9 @@
 """What checkpoints take on disk: the local tier of a state directory, asked of the file systems themselves.
 
-stored   process images: allocated blocks (st_blocks). Files: the extents of data on the btrfs that the snapshots refer to
-         (FIEMAP), and the nodes of metadata that belong to their trees (the extent tree; btrfs keeps them twice), each counted
-         once however many snapshots share it. The image is not counted: it was there before.
+stored   process images: allocated blocks (st_blocks). Files, and process images that were made compact: the extents of data on
+         the btrfs that they refer to, as long as they are on disk. Of snapshots the nodes of metadata that belong to their
+         trees (the extent tree; btrfs keeps them twice), each counted once however many snapshots share it; of compact images
+         what they take in the metadata. The image is not counted: it was there before.
 logical  what a copy of each checkpoint by itself would take: process images and files of its layer, by their sizes.
 
 Manifests count in both, Crab's database in neither. Reads the layout of a state directory (ARCHITECTURE.md, "On disk").
@@ -21,12 +22,7 @@ from pathlib import Path
 
 from crab.host import btrfs
 
-_FIEMAP = 0xC020660B  # _IOWR('f', 11, struct fiemap), linux/fiemap.h
-_HEAD = struct.Struct("=QQIIII")  # start, length, flags, mapped extents, room for extents, reserved
-_EXTENT = struct.Struct("=QQQQQIIII")  # logical, physical, length, 2 × reserved, flags, 3 × reserved
-_ROOM = 256
 _WHOLE = 2**64 - 1
-_LAST, _INLINE = 1, 0x200
 
 # linux/btrfs.h and btrfs_tree.h
 _SEARCH = 0xC0709411  # BTRFS_IOC_TREE_SEARCH_V2
@@ -38,6 +34,10 @@ _BUFFER = 1 << 20
 _EXTENT_TREE, _METADATA_ITEM, _TREE_BLOCK_REF = 2, 169, 176
 _EXTENT_ITEM = struct.Struct("=QQQ")  # references, generation, flags
 _REFERENCE = struct.Struct("=BQ")  # type, root
+_EXTENT_DATA, _INLINE = 108, 0
+_EXTENT_KIND_AT, _EXTENT_HEAD = 20, 21
+_ON_DISK = struct.Struct("=QQ")  # struct btrfs_file_extent_item: disk_bytenr, disk_num_bytes
+_ITEM_HEAD, _REFERENCE_SIZE = 25, 37
 _FS_INFO, _NODE_SIZE_AT = 0x8400941F, 32
 _SPACE_INFO = 0xC0109414
 _SPACE = struct.Struct("=QQQ")  # kind, total, used
@@ -54,7 +54,7 @@ class Stored:
 
 def stored(state: Path, checkpoints: Iterable[str]) -> Stored:
     """What those checkpoints take together. All of them must be durable: what is not committed is not in the extent tree."""
-    images, logical = 0, 0
+    images, logical, own = 0, 0, 0
     data: set[tuple[int, int]] = set()
     trees: set[int] = set()
     known: set[tuple[int, int, int]] = set()
@@ -67,6 +67,7 @@ def stored(state: Path, checkpoints: Iterable[str]) -> Stored:
         folder = state / "pool" / "checkpoints" / identity
         for entry in _below(folder):
             status = entry.stat(follow_symlinks=False)
+            own += own_metadata(entry.path) if Path(entry.path).parent == folder / "process" else 0
             if stat.S_ISREG(status.st_mode):
                 logical += status.st_size
                 version = (status.st_ino, status.st_ctime_ns, status.st_size)
@@ -75,8 +76,8 @@ def stored(state: Path, checkpoints: Iterable[str]) -> Stored:
                     data.update(extents(entry.path))
             elif entry.is_dir(follow_symlinks=False) and btrfs.is_subvolume(entry.path):
                 trees.add(btrfs.info(entry.path).id)
-    nodes = metadata(state / "pool", trees) if trees else 0
-    return Stored(stored=images + united(data) + nodes, logical=logical)
+    nodes = metadata(state / "pool", trees, own) if trees else 0
+    return Stored(stored=images + sum(length for _, length in data) + nodes, logical=logical)
 
 
 def _below(folder: Path) -> Iterator[os.DirEntry[str]]:
@@ -88,39 +89,51 @@ def _below(folder: Path) -> Iterator[os.DirEntry[str]]:
                 yield from _below(Path(entry.path))
 
 
-def united(pieces: Iterable[tuple[int, int]]) -> int:
-    """Length of what is covered by pieces (begin, length) that may overlap."""
-    total, reached = 0, 0
-    for begin, length in sorted(pieces):
-        end = begin + length
-        total += max(0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
-
-
 def extents(path: str) -> Iterator[tuple[int, int]]:
-    """Address and length of each extent of a file's data; what lies in the metadata is not among them."""
-    start = 0
+    """Address and length on disk of each extent that a file refers to, compressed as it is, and the whole of it, also if the
+    file needs a part only: it stays as long as anybody does. What lies in the metadata is not among them."""
+    for kind, item in _items(path):
+        if kind == _EXTENT_DATA and item[_EXTENT_KIND_AT] != _INLINE:
+            address, length = _ON_DISK.unpack_from(item, _EXTENT_HEAD)
+            if address:
+                yield address, length
+
+
+def own_metadata(path: str) -> int:
+    """Bytes that a file or folder takes in the tree of its subvolume, and its extents in that of extents; once."""
+    found = [(kind, len(item)) for kind, item in _items(path)]
+    data = sum(kind == _EXTENT_DATA for kind, _ in found)
+    return sum(size + _ITEM_HEAD for _, size in found) + data * (_REFERENCE_SIZE + _ITEM_HEAD)
+
+
+def _items(path: str) -> Iterator[tuple[int, bytes]]:
+    """Type and content of every item of an inode (fs/btrfs: INODE_ITEM, INODE_REF, XATTR_ITEM, EXTENT_DATA, …)."""
     with _opened(path, os.O_NOFOLLOW) as descriptor:
+        inode = os.fstat(descriptor).st_ino
+        kind, offset = 0, 0
         while True:
-            request = bytearray(_HEAD.size + _ROOM * _EXTENT.size)
-            _HEAD.pack_into(request, 0, start, _WHOLE - start, 0, 0, _ROOM, 0)
-            fcntl.ioctl(descriptor, _FIEMAP, request)
-            mapped = _HEAD.unpack_from(request)[3]
-            for index in range(mapped):
-                at = _HEAD.size + index * _EXTENT.size
-                logical, physical, length, _, _, flags, *_ = _EXTENT.unpack_from(request, at)
-                if not flags & _INLINE:
-                    yield physical, length
-                start = logical + length
-                if flags & _LAST:
-                    return
-            if not mapped:
+            request = _request((0, inode, inode, offset, _WHOLE, 0, _WHOLE), (kind, 255))
+            fcntl.ioctl(descriptor, _SEARCH, request)
+            count, at = _KEY.unpack_from(request)[9], _KEY.size + 8
+            for _ in range(count):
+                _, _, offset, kind, length = _FOUND.unpack_from(request, at)
+                at += _FOUND.size
+                yield kind, bytes(request[at : at + length])
+                at += length
+            if not count:
                 return
+            offset += 1
 
 
-def metadata(pool: Path, trees: set[int]) -> int:
-    """Bytes of the nodes that belong to at least one of those trees.
+def _request(bounds: tuple[int, ...], kinds: tuple[int, int]) -> bytearray:
+    request = bytearray(_KEY.size + 8 + _BUFFER)
+    _KEY.pack_into(request, 0, *bounds, *kinds, 2**32 - 1, *(0,) * 5)
+    struct.pack_into("=Q", request, _KEY.size, _BUFFER)
+    return request
+
+
+def metadata(pool: Path, trees: set[int], own: int = 0) -> int:
+    """Bytes of the nodes that belong to at least one of those trees, and of what else takes `own` bytes in others.
 
     A node names the trees that it belongs to, or is implied by the node above, if that is shared: of trees with two levels,
     as those of layers are, every node names them all (fs/btrfs/extent-tree.c, "back references").
@@ -130,7 +143,7 @@ def metadata(pool: Path, trees: set[int]) -> int:
         fcntl.ioctl(descriptor, _FS_INFO, about)
         (size,) = struct.unpack_from("=I", about, _NODE_SIZE_AT)
         nodes = sum(not trees.isdisjoint(roots) for roots in _nodes(descriptor))
-        return size * nodes * (2 if _twice(descriptor) else 1)
+        return (size * nodes + own) * (2 if _twice(descriptor) else 1)
 
 
 def _twice(descriptor: int) -> bool:
@@ -147,12 +160,7 @@ def _nodes(descriptor: int) -> Iterator[list[int]]:
     """The trees that each node of the file system names."""
     address, more = 0, True
     while more:
-        request = bytearray(_KEY.size + 8 + _BUFFER)
-        _KEY.pack_into(
-            request, 0, _EXTENT_TREE, address, _WHOLE, 0, _WHOLE, 0, _WHOLE, _METADATA_ITEM, _METADATA_ITEM, 2**32 - 1,
-            *(0,) * 5,
-        )  # fmt: skip
-        struct.pack_into("=Q", request, _KEY.size, _BUFFER)
+        request = _request((_EXTENT_TREE, address, _WHOLE, 0, _WHOLE, 0, _WHOLE), (_METADATA_ITEM, _METADATA_ITEM))
         fcntl.ioctl(descriptor, _SEARCH, request)
         count = _KEY.unpack_from(request)[9]
         at, more = _KEY.size + 8, count > 0

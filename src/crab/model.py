@@ -426,6 +426,21 @@ class Drained(Struct, kw_only=True):
     """Why it is not safe, or not in the store that was wanted."""
 
 
+class Compaction(Struct, kw_only=True):
+    """What came of putting together what checkpoints have in common."""
+
+    checkpoints: int = 0
+    """Whose process images were written anew."""
+    size: int = 0
+    """Bytes that their images have."""
+    own: int = 0
+    """Bytes of those that no checkpoint before had, before they were compressed."""
+    damaged: tuple[str, ...] = ()
+    """Ids of checkpoints whose images are not what was captured; they were left as they are."""
+    left: tuple[str, ...] = ()
+    """Ids of those whose images were being read; the next time."""
+
+
 # ---------------------------------------------------------------- models
 
 

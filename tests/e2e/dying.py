@@ -9,6 +9,7 @@ MOMENT is the full name of a function; KIND the name of a request (`crab.daemon.
 import os
 import pkgutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ import msgspec
 
 from crab.daemon import requests as ask
 from crab.daemon.service import Service
+
+
+def dies(state: Path, moment: str, side: str, request: ask.Request) -> None:
+    """An owner of the state directory does that, and is killed at a moment of it."""
+    words = [moment, side, type(request).__name__, msgspec.json.encode(request).decode()]
+    done = subprocess.run([sys.executable, __file__, state, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def main(state: str, moment: str, side: str, kind: str, request: str) -> None:

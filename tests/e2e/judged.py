@@ -34,7 +34,7 @@ class Judged:
         store = self.core.ground.store
         return Capture(
             manifest=self.core.manifest(identity),
-            images=store.process(identity),
+            images=self.core.state_dir / "process" / identity,
             files=store.path(identity) / FILES,
             lower=life.layers.lower,
         )

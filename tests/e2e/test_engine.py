@@ -171,7 +171,7 @@ def test_an_idle_host_proves_the_newest_checkpoint_and_what_equals_it_is_proven_
 
 def test_nothing_stands_in_from_what_cannot_be_restored(service: Service, box: Box) -> None:
     made = box.checkpoint()
-    images = service._core.ground.store.process(made.processes_from or "")
+    images = service.state_dir / "process" / (made.processes_from or "")
     victim = next(path for path in images.iterdir() if path.name.startswith("pages-"))
     victim.write_bytes(victim.read_bytes()[:-1] + b"\x00\x00")
     found = Proving(service._core).prove_one()

@@ -585,7 +585,7 @@ def test_hazard_c17_no_space_in_the_middle_of_a_capture_leaves_the_sandbox_and_t
     store = small.service._core.ground.store
     assert small.look().head == point.id and store.identities() == [point.id]
     assert not list(small.service._core.pool.staging.iterdir()), "half a checkpoint is left"
-    assert os.listdir(store.process("").resolve()) == [point.id], "half a process image is left"
+    assert os.listdir(small.service.state_dir / "process") == [point.id], "half a process image is left"
     counts_on(small)
     for info in small.ask(ask.ProcessList):
         if info.argv[:1] == ("perl",):
@@ -692,7 +692,8 @@ def published(box: Box, identity: str) -> Path:
 
 def images_of(box: Box, identity: str) -> Path:
     """Folder of its process images."""
-    return box.service._core.ground.store.process(identity)
+    with box.service._core.ground.store.images(identity) as folder:
+        return folder
 
 
 def damage(path: Path, how: str) -> None:

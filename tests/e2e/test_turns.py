@@ -10,7 +10,6 @@ import pkgutil
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -18,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from e2e.box import Box, eventually
+from e2e.dying import dies
 from examples.agents import loop
 
 from crab.daemon import requests as ask
@@ -306,6 +305,17 @@ def test_an_agent_that_runs_something_else_goes_on_alone_from_the_state_of_that_
     )
 
 
+def test_an_agent_has_all_of_its_past_when_checkpoints_of_it_were_removed(box: Box, model: Model) -> None:
+    with pytest.raises(Killed):
+        Outside(box).run(5)
+    removed = box.service.handle(ask.Prune(policy=ask.Policy(last=1), sandbox=box.name)).removed
+    assert len(removed) == 4
+    box.ask(ask.Recover, force=True)
+    assert Outside(box).run() == "all done"
+    assert box.read("/root/log") == LOG
+    assert model.steps == [0, 1, 2, 3, 4, 5], "what was answered before is asked of nobody again"
+
+
 def test_another_task_begins_in_the_sandbox_as_it_is(box: Box, model: Model) -> None:
     assert Outside(box).run() == "all done"
     box.ask(ask.Recover, force=True)
@@ -333,14 +343,6 @@ def test_what_a_command_could_not_do_is_told_again_as_the_same_error(box: Box, m
 
 
 # ---------------------------------------------------------------- the daemon dies in the middle of a return
-
-
-def dies(state: Path, moment: str, side: str, request: ask.Request) -> None:
-    """An owner of the state directory does that, and is killed at a moment of it."""
-    script = Path(__file__).with_name("dying.py")
-    words = [moment, side, type(request).__name__, msgspec.json.encode(request).decode()]
-    done = subprocess.run([sys.executable, script, state, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 SWITCHED = ("crab.daemon.core.Core.switch", "before")

@@ -39,9 +39,9 @@ class Ground:
         for folder in (self.dump_cache, self.restore_cache):
             folder.mkdir(parents=True, exist_ok=True)
 
-    def stored(self, identity: str) -> tuple[Path, Path]:
-        """Folders of a checkpoint's own files and process images. Raises `NotFound`."""
-        return self.store.path(identity) / FILES, self.store.process(identity)
+    def own_files(self, identity: str) -> Path:
+        """The snapshot that a checkpoint itself has. Raises `NotFound`."""
+        return self.store.path(identity) / FILES
 
     def files_of(self, checkpoint: Checkpoint) -> Path:
         """The snapshot with the files of a checkpoint, which may be that of an earlier one. Raises `NotFound`."""

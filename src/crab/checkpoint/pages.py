@@ -11,6 +11,7 @@ Knows the files `pagemap-*.img` and `pages-*.img`; what the store does with blob
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -103,9 +104,10 @@ def contents_of(
     before: Earlier | None,
     put: Callable[[bytes], bytes],
     size_of: Callable[[bytes], int],
-    group: int = _WINDOW,
+    least: int = 1,
 ) -> Iterator[tuple[str, list[Extent]]]:
-    """What every file of pages consists of. `put` stores a blob and names it; `size_of` is the size of one that is stored.
+    """What every file of pages consists of. `put` stores a blob and names it; `size_of` is the size of one that is stored. What
+    is there already in fewer than `least` pages in a row is written anew.
 
     Raises OSError.
     """
@@ -115,8 +117,8 @@ def contents_of(
         sources = [before] if before else []
         for name in now.in_order():
             match = _Match(now, [*sources, Earlier(now, done)], files, name)
-            plan = match.plan(size_of)
-            content = joined(_written(plan, files.of(now.folder / name), put, group))
+            plan = _without_crumbs(match.plan(size_of), least * PAGE)
+            content = joined(_written(plan, files.of(now.folder / name), put, _WINDOW))
             done[name] = Extents(content)
             yield name, content
 
@@ -262,6 +264,21 @@ class _Match:
             known[first + start] = content.part(offset + start * PAGE, length * PAGE)
             for number in range(first + start + 1, first + start + length):
                 known[number] = []
+
+
+def _without_crumbs(plan: list[Extent | tuple[int, int]], least: int) -> list[Extent | tuple[int, int]]:
+    """The plan, but for stretches of what is there that are shorter than that, with those that they continue."""
+    found: list[Extent | tuple[int, int]] = []
+    offset = 0
+    for _, group in itertools.groupby(plan, type):
+        parts = list(group)
+        extents = joined(part for part in parts if isinstance(part, Extent))
+        for part in extents or parts:
+            size = part.size if isinstance(part, Extent) else part[1]
+            crumb = isinstance(part, Extent) and size < least
+            found.append((offset, size) if crumb else part)
+            offset += size
+    return found
 
 
 def _written(

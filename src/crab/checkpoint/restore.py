@@ -46,10 +46,9 @@ def restore(
         incarnation.start()
         return
     incarnation.make_group(restoring=True)
-    images = ground.store.process(processes_of.checkpoint.id)
     same_boot = processes_of.host.boot_id == ground.host.boot_id
     shift = clocks.shift_for(processes_of.clocks, processes_of.clock_shift, same_boot, clocks.host_clocks())
-    with _work_folder(ground, incarnation) as work:
+    with ground.store.images(processes_of.checkpoint.id) as images, _work_folder(ground, incarnation) as work:
         words = restore_words(_criu_inside(ground), incarnation, stopped)
         binds = {"images": images, "work": work, "cache": ground.restore_cache}
         if ground.criu_folder:
@@ -123,7 +122,7 @@ def restore_words(criu: list[str], incarnation: Incarnation, stopped: bool) -> l
 @contextlib.contextmanager
 def _work_folder(ground: Ground, incarnation: Incarnation) -> Iterator[Path]:
     """A folder for CRIU's log and pid file."""
-    path = ground.store.process(f"restore-{incarnation.key}-{time.monotonic_ns()}")
+    path = ground.store.scratch(f"restore-{incarnation.key}-{time.monotonic_ns()}")
     path.mkdir(mode=0o755)
     try:
         yield path

@@ -71,17 +71,16 @@ def _processes(
     found += evidence.differences(manifest.evidence, seen)
     compared["processes"] = len(seen.processes)
     compared["descriptors"] = sum(len(process.descriptors) for process in seen.processes)
-    images = ground.store.process(manifest.checkpoint.id)
-    for host_pid in host_pids:
-        inner = processes.inner_pid(host_pid)
-        if not (images / f"pagemap-{inner}.img").exists():
-            continue  # a zombie has no memory
-        result = memory.compare(images, inner, host_pid)
-        compared["pages"] = compared.get("pages", 0) + result.pages
-        if result.different:
-            found.append(
-                f"process {inner}: {len(result.different)} of {result.pages} pages differ, first {result.different[0]:#x}"
-            )
+    with ground.store.images(manifest.checkpoint.id) as images:
+        for host_pid in host_pids:
+            inner = processes.inner_pid(host_pid)
+            if not (images / f"pagemap-{inner}.img").exists():
+                continue  # a zombie has no memory
+            result = memory.compare(images, inner, host_pid)
+            compared["pages"] = compared.get("pages", 0) + result.pages
+            if result.different:
+                few = f"{len(result.different)} of {result.pages} pages differ, first {result.different[0]:#x}"
+                found.append(f"process {inner}: {few}")
 
 
 def _answers(scratch: Incarnation) -> None:

@@ -59,6 +59,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "rm-checkpoint": ("checkpoint:rm_checkpoint", "Remove a checkpoint."),
         "export": ("archive:export", "Write a checkpoint into an archive."),
         "import": ("archive:import_", "Make a sandbox from an archive."),
+        "prune": ("prune:prune", "Remove the checkpoints of a sandbox that no rule keeps."),
+        "compact": ("compact:compact", "Keep once what checkpoints have in common, to have room on the disk now."),
         "store": ("store:store", "Keep checkpoints where they outlive this host."),
     },
     "Images and host": {

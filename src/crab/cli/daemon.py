@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from crab.cli.keeping import keeping
 from crab.cli.session import Session, json_option
 from crab.cli.text import Table, pairs
 from crab.daemon import wire
 from crab.daemon.requests import StoreRequest, Version
 from crab.errors import DaemonUnavailable
 from crab.sdk.transport import default_state_dir
+from crab.store.retention import Policy
 
 
 def _socket(session: Session) -> Path:
@@ -33,12 +35,14 @@ def daemon() -> None:
 )
 @click.option("--store", metavar="URL", help="Send the newest checkpoint of every sandbox to that store as they come.")
 @click.option("--key-file", default="", type=click.Path(), help="Of an encrypted store: absolute path.")
+@keeping
 @click.pass_obj
-def run(session: Session, drain: float, store: str | None, key_file: str) -> None:
+def run(session: Session, drain: float, store: str | None, key_file: str, policy: Policy | None) -> None:
     """Run the daemon in the foreground, until SIGTERM.
 
     Sandboxes run on when it ends, and the next one takes them over. `crab --state DIR --socket PATH daemon run` chooses
-    where. Root and the members of the group crab may use the socket.
+    where. Root and the members of the group crab may use the socket. With --keep-… it removes the checkpoints that no rule
+    keeps, as `crab prune --all` does, every minute.
     """
     from crab.daemon.run import leave, serve
 
@@ -47,6 +51,7 @@ def run(session: Session, drain: float, store: str | None, key_file: str) -> Non
         _socket(session),
         drain,
         StoreRequest(url=store, key_file=key_file) if store else None,
+        policy,
     )
     leave()
 

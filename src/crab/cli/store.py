@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from crab.cli.keeping import keeping
 from crab.cli.life import removed_text
 from crab.cli.session import Session, json_option
 from crab.cli.text import Table, ago, clean, pairs, size
@@ -164,32 +165,14 @@ def stats(session: Session, url: str, key_file: str) -> None:
 
 @store.command()
 @_of_store
-@click.option(
-    "--keep-last", type=click.IntRange(0), default=None, metavar="N", help="Keep the newest N of each sandbox."
-)
-@click.option("--keep-every", type=click.IntRange(0), default=None, metavar="K", help="Keep every K-th turn.")
-@click.option("--drop-labelled", is_flag=True, help="Do not keep a checkpoint because it has a label.")
-@click.option("--drop-heads", is_flag=True, help="Do not keep a checkpoint because nothing was taken after it.")
+@keeping
 @click.pass_obj
-def gc(
-    session: Session,
-    url: str,
-    key_file: str,
-    keep_last: int | None,
-    keep_every: int | None,
-    drop_labelled: bool,
-    drop_heads: bool,
-) -> None:
+def gc(session: Session, url: str, key_file: str, policy: Policy | None) -> None:
     """Remove what no checkpoint in a store needs.
 
     With --keep-… first take out the checkpoints that none of these keeps; labelled ones and the ends of branches are kept,
     too, unless told otherwise. Without, no checkpoint is taken out.
     """
-    policy = None
-    if keep_last is not None or keep_every is not None:
-        policy = Policy(last=keep_last or 0, every=keep_every or 0, labelled=not drop_labelled, heads=not drop_heads)
-    elif drop_labelled or drop_heads:
-        raise InvalidRequest("nothing says what is to be kept", remedy="give --keep-last or --keep-every, too")
     with session.host() as host:
         done = host.store(_named(url), key_file).collect(policy)
     session.show(done, lambda: collection_text(done))

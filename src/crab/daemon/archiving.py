@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import threading
 import time
@@ -52,11 +51,11 @@ def export(core: Core, request: ask.Export) -> Checkpoint:
 @contextlib.contextmanager
 def pinned(core: Core, checkpoint: Checkpoint, with_image: bool) -> Iterator[Parts]:
     """All that a checkpoint stands on, kept from removal and change for the length of the block: snapshots and links."""
-    manifest, process = _whole(core, checkpoint)
+    manifest, source = _whole(core, checkpoint)
     image = core.images.get(manifest.spec.image)
     compatible.check_image(image.name, manifest.checkpoint.image_fingerprint, image.fingerprint)
     folder = core.pool.staging / new_id("x")
-    linked = core.ground.store.process(folder.name)
+    linked: Path | None = None
     folder.mkdir(mode=0o700)
     try:
         sources = {
@@ -66,12 +65,10 @@ def pinned(core: Core, checkpoint: Checkpoint, with_image: bool) -> Iterator[Par
         if with_image:
             sources["image"] = core.images.path(image.name)
         try:
-            for name, source in sources.items():
-                btrfs.snapshot(source, folder / name, read_only=True)
-            if process is not None:
-                linked.mkdir(mode=process.stat().st_mode & 0o777)
-                for artefact in manifest.artefacts:
-                    os.link(process / artefact.name, linked / artefact.name)
+            for name, path in sources.items():
+                btrfs.snapshot(path, folder / name, read_only=True)
+            if source is not None:
+                linked = core.ground.store.link(source, [artefact.name for artefact in manifest.artefacts], folder)
         except FileNotFoundError as error:
             raise NotFound(
                 f"checkpoint {checkpoint.id} is incomplete, or was removed a moment ago: {error.filename} is missing",
@@ -84,24 +81,23 @@ def pinned(core: Core, checkpoint: Checkpoint, with_image: bool) -> Iterator[Par
             image_folder=folder / "image" if with_image else None,
             ground=folder / "ground",
             files=folder / FILES,
-            process=linked if process is not None else None,
+            process=linked,
         )
     finally:
         core.discard_later(folder)
-        shutil.rmtree(linked, ignore_errors=True)
+        shutil.rmtree(core.ground.store.scratch(folder.name), ignore_errors=True)
 
 
-def _whole(core: Core, checkpoint: Checkpoint) -> tuple[Manifest, Path | None]:
-    """The manifest, changed so that its processes are its own if they are those of an earlier checkpoint, and the folder of
-    the process images."""
+def _whole(core: Core, checkpoint: Checkpoint) -> tuple[Manifest, str | None]:
+    """The manifest, changed so that its processes are its own if they are those of an earlier checkpoint, and the id of the one
+    that has the process images."""
     manifest = core.manifest(checkpoint.id)
     manifest = msgspec.structs.replace(manifest, checkpoint=msgspec.structs.replace(manifest.checkpoint, files_from=""))
     source = manifest.checkpoint.processes_from
     if source is None:
         return manifest, None
-    process = core.ground.store.process(source)
     if source == checkpoint.id:
-        return manifest, process
+        return manifest, source
     other = core.manifest(source)
     own = msgspec.structs.replace(
         manifest.checkpoint,
@@ -109,7 +105,7 @@ def _whole(core: Core, checkpoint: Checkpoint) -> tuple[Manifest, Path | None]:
         process_bytes=other.checkpoint.process_bytes,
         process_count=other.checkpoint.process_count,
     )
-    return manifests.with_processes_of(msgspec.structs.replace(manifest, checkpoint=own), other), process
+    return manifests.with_processes_of(msgspec.structs.replace(manifest, checkpoint=own), other), source
 
 
 # ---------------------------------------------------------------- import

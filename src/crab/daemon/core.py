@@ -28,6 +28,7 @@ from crab.host.criu import default_private_dir, find_criu
 from crab.host.network import Nat
 from crab.host.pool import Pool
 from crab.inspector.inspector import SETTING, Inspector
+from crab.inspector.look import Stored
 from crab.model import Checkpoint, Sandbox, State
 from crab.sandbox import network
 from crab.sandbox.images import ImageStore
@@ -114,7 +115,8 @@ class Core:
             undo.callback(registry.close)
             parent = cgroups.unified / cgroups.owner
             setting = os.environ.get(SETTING, "")
-            inspector = Inspector.open(owner, parent, state_dir, pool.device, ground.stored, setting)
+            stored = Stored(ground.own_files, ground.store.images)
+            inspector = Inspector.open(owner, parent, state_dir, pool.device, stored, setting)
             undo.callback(inspector.close)
             coordinator = Coordinator(state_dir)
             nat = Nat(owner, state_dir / "network")

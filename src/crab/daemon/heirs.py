@@ -7,9 +7,6 @@ crash in between leaves a part twice and nothing missing.
 
 from __future__ import annotations
 
-import contextlib
-import os
-
 import msgspec
 
 from crab.checkpoint import manifest as manifests
@@ -33,21 +30,13 @@ def hand_over(core: Core, leaving: Checkpoint) -> None:
     of_processes = [checkpoint for checkpoint in others if checkpoint.processes_from == leaving.id]
     if of_processes:
         heirs["processes"] = of_processes[0].id
-        _link_images(core, leaving.id, of_processes[0].id)
+        core.ground.store.inherit(leaving.id, of_processes[0].id)
     if not heirs:
         return
     for checkpoint in others:
         if checkpoint in of_files or checkpoint in of_processes:
             _redirect(core, checkpoint, leaving, heirs)
     core.inspector.inherited(leaving.id, heirs.get("files"), heirs.get("processes"))
-
-
-def _link_images(core: Core, old: str, new: str) -> None:
-    source, target = core.ground.store.process(old), core.ground.store.process(new)
-    target.mkdir(mode=source.stat().st_mode & 0o777, exist_ok=True)
-    for name in os.listdir(source):
-        with contextlib.suppress(FileExistsError):
-            os.link(source / name, target / name)
 
 
 def _redirect(core: Core, checkpoint: Checkpoint, leaving: Checkpoint, heirs: dict[str, str]) -> None:

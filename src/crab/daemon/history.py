@@ -493,14 +493,20 @@ def remove_checkpoint(core: Core, request: ask.RemoveCheckpoint) -> ask.Removed:
     """Remove a checkpoint; its children become those of its parent, and what they need of it becomes theirs."""
     with core.operation(request.sandbox, "rm-checkpoint") as record:
         checkpoint = find(core, record, request.ref)
-        hand_over(core, checkpoint)
-        if reason := needed_checkpoints(core).get(checkpoint.id):
-            raise InUse(
-                f"checkpoint {checkpoint.id} cannot be removed: {reason}",
-                remedy="remove what needs it first, or take another checkpoint",
-            )
-        for child in core.registry.checkpoints():
-            if child.parent == checkpoint.id:
-                core.update_checkpoint(msgspec.structs.replace(child, parent=checkpoint.parent))
-        core.drop_checkpoint(checkpoint.id)
+        drop(core, checkpoint)
         return ask.Removed(removed=(checkpoint.id,))
+
+
+def drop(core: Core, checkpoint: Checkpoint) -> None:
+    """The same for a caller that holds the operation of its sandbox. Raises `InUse`, OSError, `NoSpace`; then nothing is
+    missing."""
+    hand_over(core, checkpoint)
+    if reason := needed_checkpoints(core).get(checkpoint.id):
+        raise InUse(
+            f"checkpoint {checkpoint.id} cannot be removed: {reason}",
+            remedy="remove what needs it first, or take another checkpoint",
+        )
+    for child in core.registry.checkpoints():
+        if child.parent == checkpoint.id:
+            core.update_checkpoint(msgspec.structs.replace(child, parent=checkpoint.parent))
+    core.drop_checkpoint(checkpoint.id)

@@ -49,12 +49,11 @@ def judged(
             )
             return Capture(here, images, files, incarnation.layers.lower)
 
-        before = Capture(
-            manifest, core.ground.store.process(head.id), core.ground.files_of(head), incarnation.layers.lower
-        )
         after = seen(end, first.process, first.files)
         noise = oracle.learn(core.pool, after, seen(captured, staging.process, staging.files))
-        truth = without_known(incarnation, oracle.compare(core.pool, before, after, noise))
+        with core.ground.store.images(head.id) as images:
+            before = Capture(manifest, images, core.ground.files_of(head), incarnation.layers.lower)
+            truth = without_known(incarnation, oracle.compare(core.pool, before, after, noise))
     files = [f"file {change.path} {change.kind} {', '.join(change.what)}".strip() for change in truth.files]
     lines = (*files, *truth.processes)[:MOST]
     judgement = oracle.judge(truth, decision.kind)

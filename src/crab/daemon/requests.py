@@ -12,6 +12,7 @@ import msgspec
 
 from crab.model import (
     Checkpoint,
+    Compaction,
     Conversation,
     Decision,
     Difference,
@@ -410,6 +411,26 @@ class Drain(Request, kw_only=True):
     store: str = ""
     """Also send them to that store, as far as the time allows (`StoreRequest.url`)."""
     key_file: str = ""
+
+
+class Compact(Request, kw_only=True):
+    """Keep on disk once what the process images of checkpoints have in common, now and of all. A daemon does it by itself,
+    while the host is idle, with those that are no more the newest."""
+
+    operation = "compact"
+    returns = Compaction
+
+
+class Prune(Request, kw_only=True):
+    """Remove the checkpoints that a policy does not keep, of one sandbox or (empty) of all. What others need of them they
+    get."""
+
+    operation = "prune"
+    returns = Removed
+    policy: Policy
+    sandbox: str = ""
+    dry: bool = False
+    """Say what would be removed, and remove nothing."""
 
 
 class Turns(Request, kw_only=True):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from crab.daemon.client import SocketTransport
 from crab.daemon.requests import Drain, StoreRequest, Version
 from crab.errors import Busy, HostUnsuitable
+from crab.store.retention import Policy
 
 if TYPE_CHECKING:
     from crab.daemon.service import Service
@@ -30,11 +31,17 @@ DRAIN_SECONDS = 20.0
 log = logging.getLogger("crab.daemon")
 
 
-def serve(state_dir: Path, socket_path: Path, drain_seconds: float = 0.0, store: StoreRequest | None = None) -> None:
+def serve(
+    state_dir: Path,
+    socket_path: Path,
+    drain_seconds: float = 0.0,
+    store: StoreRequest | None = None,
+    keep: Policy | None = None,
+) -> None:
     """Run the daemon until SIGTERM or SIGINT. Raises `Busy`, `HostUnsuitable` and others if it cannot start.
 
     With `drain_seconds` every running sandbox is made safe before it ends, as far as that time allows; with `store` the newest
-    checkpoints are sent there as they come.
+    checkpoints are sent there as they come; with `keep` others than those are removed.
     """
     from crab.daemon.server import listen
     from crab.daemon.service import Service  # it brings in everything below; `stop` does without
@@ -45,7 +52,7 @@ def serve(state_dir: Path, socket_path: Path, drain_seconds: float = 0.0, store:
     try:
         with contextlib.ExitStack() as stack:
             service = stack.enter_context(Service.open(state_dir))
-            for one in service.background(store):
+            for one in service.background(store, keep):
                 stack.enter_context(one)
             drain = Drain(
                 seconds=drain_seconds, store=store.url if store else "", key_file=store.key_file if store else ""

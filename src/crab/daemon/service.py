@@ -19,11 +19,13 @@ from crab import __version__
 from crab.daemon import (
     archiving,
     catalogue,
+    compacting,
     comparing,
     conversing,
     draining,
     history,
     lifecycle,
+    pruning,
     shells,
     steps,
     storing,
@@ -33,22 +35,26 @@ from crab.daemon import (
 )
 from crab.daemon import requests as ask
 from crab.daemon.background import Background
+from crab.daemon.compacting import Compacting
 from crab.daemon.core import Core
 from crab.daemon.dispatch import Answer, answers, collect
 from crab.daemon.door import checked, checked_command
 from crab.daemon.keeper import Keeper
 from crab.daemon.past import note_returns
 from crab.daemon.proving import Proving
+from crab.daemon.pruning import Pruning
 from crab.daemon.sending import Sending
 from crab.daemon.underway import Resumed
 from crab.errors import CrabError, InvalidRequest, NotFound, SandboxGone
 from crab.model import ExecResult, ExecSpec, ExecStatus, Trial
 from crab.sandbox.command import Command
 from crab.sandbox.shells import PREFIX, is_shell
+from crab.store.retention import Policy
 from crab.turns.place import STEP, Ticket
 
 API = 1
 VERIFY = "CRAB_VERIFY"
+COMPACT = "CRAB_COMPACT"
 """`off`: nothing is proven in the background (docs/engine.md)."""
 
 
@@ -74,11 +80,15 @@ class Service:
             raise
         return service
 
-    def background(self, store: ask.StoreRequest | None) -> list[Background]:
-        """What a daemon does while nobody waits: prove the newest checkpoints (unless `$CRAB_VERIFY` is `off`), and send
-        them to a store, if one is given. Each begins when it is entered."""
-        proving = [] if os.environ.get(VERIFY) == "off" else [Proving(self._core)]
-        return [*proving, *([Sending(self._core, store)] if store else [])]
+    def background(self, store: ask.StoreRequest | None, keep: Policy | None = None) -> list[Background]:
+        """What a daemon does while nobody waits: prove the newest checkpoints (unless `$CRAB_VERIFY` is `off`), keep once what
+        they have in common (unless `$CRAB_COMPACT` is), send them to a store and keep only some, if that is said. Each begins
+        when it is entered."""
+        found: list[Background] = [] if os.environ.get(VERIFY) == "off" else [Proving(self._core)]
+        found += [] if os.environ.get(COMPACT) == "off" else [Compacting(self._core)]
+        found += [Sending(self._core, store)] if store else []
+        found += [Pruning(self._core, keep)] if keep else []
+        return found
 
     def handle(self, request: ask.Request) -> Any:
         """The answer to a request, of its type `returns`. Raises the errors of the operation."""
@@ -240,11 +250,13 @@ def command_list(core: Core, request: ask.CommandList) -> tuple[ExecStatus, ...]
 _ANSWERS: dict[type[ask.Request], Answer] = collect(
     archiving,
     catalogue,
+    compacting,
     comparing,
     conversing,
     draining,
     history,
     lifecycle,
+    pruning,
     shells,
     storing,
     transfer,

@@ -97,7 +97,9 @@ def sent(
                 parts = stack.enter_context(pinned(core, checkpoint, True))
                 files = Snapshot.of(core.ground.files_of(checkpoint))
                 ancestor = _ancestor(core, checkpoint, names)
-            base = _base(repository, ancestor) if ancestor else None
+                source = ancestor and ancestor.process
+                process = stack.enter_context(core.ground.store.images(source)) if source else None
+            base = _base(repository, ancestor, process) if ancestor else None
             try:
                 with core.engine.job("upload", record.id, urgency) as place:
                     made = write(parts, files, base, writer)
@@ -115,7 +117,8 @@ class _Ancestor(Struct):
     name: str
     """Its id in the store."""
     files: Snapshot
-    process: Path | None
+    process: str | None
+    """Id of the checkpoint that has its process images."""
 
 
 def _ancestor(core: Core, checkpoint: Checkpoint, names: frozenset[str]) -> _Ancestor | None:
@@ -124,15 +127,14 @@ def _ancestor(core: Core, checkpoint: Checkpoint, names: frozenset[str]) -> _Anc
         with contextlib.suppress(NotFound, Damaged, Incompatible):  # without one everything is read
             name = next((name for name in (one.id, core.manifest(one.id).stored_as) if name in names), None)
             if name is not None:
-                process = core.ground.store.process(one.processes_from) if one.processes_from else None
-                return _Ancestor(name, Snapshot.of(core.ground.files_of(one)), process)
+                return _Ancestor(name, Snapshot.of(core.ground.files_of(one)), one.processes_from)
     return None
 
 
-def _base(repository: Repository, ancestor: _Ancestor) -> Base | None:
+def _base(repository: Repository, ancestor: _Ancestor, process: Path | None) -> Base | None:
     with contextlib.suppress(NotFound, Damaged):  # it is read anew, so a damaged store gets whole checkpoints again
         root = stored.read(repository, repository.record(ancestor.name).root)
-        return Base(root=root, files=ancestor.files, process=ancestor.process)
+        return Base(root=root, files=ancestor.files, process=process)
     return None
 
 

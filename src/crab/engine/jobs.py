@@ -10,7 +10,7 @@ from typing import Literal
 
 from crab.model import Struct
 
-JobKind = Literal["capture", "restore", "verify", "upload"]
+JobKind = Literal["capture", "restore", "verify", "upload", "compact"]
 Pool = Literal["slots", "transfers"]
 """What a job takes one of: most a processor, some the network."""
 

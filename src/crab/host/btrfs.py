@@ -53,6 +53,7 @@ _GET_FLAGS = _ioc(_READ, 25, 8)
 _SET_FLAGS = _ioc(_WRITE, 26, 8)
 _FS_INFO = _ioc(_READ, 31, 1024)
 _INO_PATHS = _ioc(_WRITE | _READ, 35, 56)
+_CLONE_RANGE = _ioc(_WRITE, 13, 32)
 _QUOTA_CTL = _ioc(_WRITE | _READ, 40, 16)
 _QGROUP_LIMIT = _ioc(_READ, 43, 48)
 _GET_SUBVOL_INFO = _ioc(_READ, 60, 504)
@@ -420,6 +421,40 @@ def sync(path: AnyPath) -> None:
     """Write all dirty data of the whole file system of `path`, other sandboxes' too, and commit it durably."""
     with _calling(path), _opened(path) as descriptor:
         fcntl.ioctl(descriptor, _SYNC)
+
+
+def clone(source: int, target: int, offset: int, size: int, at: int) -> None:
+    """Let the file `target` have at `at` what `source` has at `offset`: one copy on disk, until either is written to.
+
+    All in bytes, whole blocks of 4096 (also the end of `source`, if that is one). What is not on disk yet of `source` is
+    written there first. Both are descriptors of files on one file system.
+    """
+    try:
+        fcntl.ioctl(target, _CLONE_RANGE, struct.pack("=qQQQ", source, offset, size, at))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise no_space(f"/proc/self/fd/{target}", error.errno) from error
+        raise
+
+
+def compress(folder: AnyPath) -> None:
+    """Have the kernel compress what is written into files that are made in this folder from now on, where it can."""
+    with contextlib.suppress(OSError):  # a kernel without zstd, a file system without copy-on-write
+        os.setxattr(folder, "btrfs.compression", b"zstd")
+
+
+_FIEMAP = 0xC020660B  # _IOWR('f', 11, struct fiemap), linux/fiemap.h
+
+
+def pieces(path: AnyPath) -> int:
+    """In how many pieces a file lies on disk (as far as it does)."""
+    request = bytearray(struct.pack("=QQIIII", 0, 2**64 - 1, 0, 0, 0, 0))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(descriptor, _FIEMAP, request)
+    finally:
+        os.close(descriptor)
+    return int(struct.unpack_from("=I", request, 20)[0])
 
 
 _INODE_ITEM = 1

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NamedTuple
 
 from crab.inspector import commands, roles, sameness, survivors, tables
 from crab.inspector.baseline import Baseline, Holdings, Process
@@ -54,8 +56,13 @@ DOUBTFUL_CALLS = {
 }
 """What a tier that sees no inodes tells, in words."""
 
-Stored = Callable[[str], tuple[Path, Path]]
-"""Folders of a checkpoint's files and of its process images."""
+
+class Stored(NamedTuple):
+    """Where the parts of a checkpoint lie, by its id."""
+
+    files: Callable[[str], Path]
+    images: Callable[[str], AbstractContextManager[Path]]
+    """They stay there for the length of the block."""
 
 
 class Look:
@@ -140,7 +147,7 @@ class Look:
         copies = {b"m%d/" % n: m for n, m in enumerate(self.subject.spec.mounts) if m.kind == "copy"}
         sides = Sides(
             live=self.subject.files,
-            base=self.stored(self.known.files_from)[0],
+            base=self.stored.files(self.known.files_from),
             lower={b"": self.subject.layers.lower[0]} | {part: Path(m.source) for part, m in copies.items()},
             places={b"": ""} | {part: f"{m.target.strip('/')}/" for part, m in copies.items()},
         )
@@ -256,8 +263,8 @@ class Look:
         self.budget -= size
         if sameness.outside(key[0]) != process.outside:
             return "its descriptors, mappings or settings changed"
-        images = self.stored(self.known.processes_from)[1]
-        return "" if sameness.same_memory(images, process.number, key[0]) else "its memory changed"
+        with self.stored.images(self.known.processes_from) as images:
+            return "" if sameness.same_memory(images, process.number, key[0]) else "its memory changed"
 
     def _holdings(self, process: Process, number: int) -> Holdings:
         if process.holds is None:

@@ -127,6 +127,15 @@ class AsyncHost:
         `store` (its URL) they are sent there too, as far as the time allows."""
         return await self.call(ask.Drain(seconds=seconds, pause=pause, store=store, key_file=key_file))
 
+    async def compact(self) -> model.Compaction:
+        """Keep on disk once what the process images of checkpoints have in common, now and of all; a daemon does it by itself
+        while the host is idle."""
+        return await self.call(ask.Compact())
+
+    async def prune(self, policy: ask.Policy, sandbox: str = "", *, dry: bool = False) -> ask.Removed:
+        """Remove the checkpoints that the policy does not keep, of one sandbox or of all; `dry`: only say which."""
+        return await self.call(ask.Prune(policy=policy, sandbox=sandbox, dry=dry))
+
     async def import_archive(
         self, path: words.Path, name: str = "", *, allow_host: bool = False, limit: int | None = None
     ) -> AsyncSandbox:

@@ -2,13 +2,16 @@
 
     pool/checkpoints/ID/manifest.json   what it is; written before the rename, with the digests of the rest
     pool/checkpoints/ID/files/          read-only subvolume: the writable layers of the sandbox
-    process/ID/                         CRIU's images (kind `full` only), on the state directory's own file system
+    process/ID/                         CRIU's images (kind `full` only), on the state directory's own file system,
+    pool/checkpoints/ID/process/        or here, once they were made compact (`checkpoint/compact.py`)
 
 A checkpoint is made in the pool's `staging/` and renamed into `checkpoints/` as the last step, so whatever lies there is
-whole; what lies in `staging/` after a crash is rubbish, and so is a folder in `process/` without a checkpoint (law 4).
+whole; what lies in `staging/` after a crash is rubbish, and so is a folder in `process/` without a checkpoint (law 4), or with
+one that has images in the pool.
 
-Why the process images lie outside the pool: they are written while the sandbox is frozen, need nothing that btrfs has, and
-a btrfs on a loop device takes them 1.4 times as long as the file system below it (100 MB: 120 against 82 ms).
+Why the process images lie outside the pool first: they are written while the sandbox is frozen, need nothing that btrfs has,
+and a btrfs on a loop device takes them 1.4 times as long as the file system below it (100 MB: 120 against 82 ms). They
+move later, while readers read on: who reads some says so (`images`), and the first ones go when nobody does.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from crab.errors import Damaged, NotFound
@@ -29,6 +34,7 @@ from crab.store.growing import Growing
 
 MANIFEST = "manifest.json"
 FILES = "files"
+PROCESS = "process"
 PAGES = "pages-"  # of CRIU: contents of memory, written from the beginning to the end
 UNLISTED = ("dump.log", "stats-dump")  # of CRIU: about the dump, not needed to restore
 
@@ -72,8 +78,10 @@ class LocalStore:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._folder = pool.checkpoints
-        self._process = pool.state_dir / "process"
+        self._process = pool.state_dir / PROCESS
         self._commits = Commits(self._commit)
+        self._readers: Counter[Path] = Counter()
+        self._lock = threading.Lock()
         self._process.mkdir(mode=0o711, exist_ok=True)
         ext4.spread(self._process)  # CRIU makes its files while a sandbox stands still
 
@@ -102,8 +110,8 @@ class LocalStore:
         self._commits.join(identity)
 
     def _commit(self, identities: Sequence[str]) -> None:
-        for folder in map(self.process, identities):
-            if folder.is_dir():
+        for folder in (self._process / identity for identity in identities):
+            with contextlib.suppress(FileNotFoundError):  # one of files alone, or compact, which is durable
                 for path in (*folder.iterdir(), folder):
                     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                     try:
@@ -112,9 +120,79 @@ class LocalStore:
                         os.close(fd)
         btrfs.commit(self._pool.root)
 
-    def process(self, identity: str) -> Path:
-        """Folder of a checkpoint's process images (there is none for one of files alone)."""
-        return self._process / identity
+    # ---- process images
+
+    def _images(self, identity: str) -> Path:
+        compact = self._folder / identity / PROCESS
+        return compact if compact.is_dir() else self._process / identity
+
+    @contextlib.contextmanager
+    def images(self, identity: str) -> Iterator[Path]:
+        """Folder of a checkpoint's process images (there is none for one of files alone); they stay there for the length of the
+        block, unless the checkpoint is removed."""
+        with self._lock:
+            folder = self._images(identity)
+            self._readers[folder] += 1
+        try:
+            yield folder
+        finally:
+            with self._lock:
+                self._readers[folder] -= 1
+                if not self._readers[folder]:
+                    del self._readers[folder]
+
+    def scratch(self, name: str) -> Path:
+        """A place beside the process images for what has no checkpoint of that name: swept with them."""
+        return self._process / name
+
+    def link(self, identity: str, names: Iterable[str], staging: Path) -> Path:
+        """Hard links to images of a checkpoint, so that they outlive it, in a new folder that belongs to one of the pool's
+        `staging`; the caller removes both. Raises FileNotFoundError."""
+        with self.images(identity) as source:
+            inside = source.is_relative_to(self._folder)
+            linked = staging / PROCESS if inside else self.scratch(staging.name)
+            linked.mkdir(mode=source.stat().st_mode & 0o777)
+            for name in names:
+                os.link(source / name, linked / name)
+        return linked
+
+    def inherit(self, old: str, new: str) -> None:
+        """Give the images of one checkpoint to another, too. May be done again if it was interrupted."""
+        with self.images(old) as source:
+            inside = source.is_relative_to(self._folder)
+            target = self._folder / new / PROCESS if inside else self._process / new
+            target.mkdir(mode=source.stat().st_mode & 0o777, exist_ok=True)
+            for name in os.listdir(source):
+                with contextlib.suppress(FileExistsError):
+                    os.link(source / name, target / name)
+
+    def loose(self) -> list[str]:
+        """Ids of checkpoints whose images are not compact (or not only)."""
+        return sorted(entry for entry in os.listdir(self._process) if (self._folder / entry / MANIFEST).is_file())
+
+    def is_compact(self, identity: str) -> bool:
+        """Whether a checkpoint has images of its own in the pool."""
+        return (self._folder / identity / PROCESS).is_dir()
+
+    def adopt(self, identity: str, folder: Path, artefacts: tuple[Artefact, ...]) -> None:
+        """Let a copy of a checkpoint's images, which is on disk, stand for them from now on. Raises `Damaged` if it is not
+        equal to what was captured, FileNotFoundError if the checkpoint is gone; then nothing has changed."""
+        self._check(identity, folder, artefacts)
+        with self._lock:
+            folder.rename(self._folder / identity / PROCESS)
+
+    def retire(self, identity: str) -> bool:
+        """Remove the first images of a checkpoint that has compact ones; False if somebody reads them. Raises OSError."""
+        first = self._process / identity
+        btrfs.commit(self._pool.root)
+        with self._lock:
+            if self._readers[first]:
+                return False
+            gone = self.scratch(f"gone-{identity}")
+            with contextlib.suppress(FileNotFoundError):
+                first.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+        return True
 
     def rewrite_manifest(self, identity: str, manifest: bytes) -> None:
         """Replace the manifest of a published checkpoint (its label or proof changed), atomically."""
@@ -140,13 +218,16 @@ class LocalStore:
     def discard(self, identity: str) -> None:
         """Remove a checkpoint: gone at once, its space a little later. The caller knows that nothing builds on it."""
         self._pool.discard(self._folder / identity, wait=False)  # also if its manifest is gone
-        shutil.rmtree(self.process(identity), ignore_errors=True)
+        shutil.rmtree(self._process / identity, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove process images that no checkpoint has."""
+        """Remove process images that no checkpoint has, or has twice. Nobody reads any."""
         published = set(self.identities())
+        twice = [identity for identity in self.loose() if self.is_compact(identity)]
+        if twice:
+            btrfs.commit(self._pool.root)
         for folder in self._process.iterdir():
-            if folder.name not in published:
+            if folder.name not in published or folder.name in twice:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def check(self, identity: str, artefacts: tuple[Artefact, ...]) -> None:
@@ -154,7 +235,10 @@ class LocalStore:
 
         The files are checked by btrfs itself, block by block as they are read.
         """
-        folder = self.process(identity)
+        with self.images(identity) as folder:
+            self._check(identity, folder, artefacts)
+
+    def _check(self, identity: str, folder: Path, artefacts: tuple[Artefact, ...]) -> None:
         for artefact in artefacts:
             path = folder / artefact.name
             if not path.is_file():

@@ -1,12 +1,16 @@
-"""Which checkpoints of a store are kept. A pure decision over what is there; who removes the others is elsewhere."""
+"""Which checkpoints are kept, of a store or on this host. A pure decision over what is there; who removes the others is
+elsewhere."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from crab.errors import InvalidRequest
-from crab.model import StoredCheckpoint, Struct
+from crab.model import Checkpoint, StoredCheckpoint, Struct
+
+Kept = TypeVar("Kept", Checkpoint, StoredCheckpoint)
 
 
 class Policy(Struct, kw_only=True):
@@ -26,11 +30,12 @@ class Policy(Struct, kw_only=True):
             raise InvalidRequest("a negative number of checkpoints makes no sense", remedy="give positive numbers")
         if not (self.last or self.every or self.labelled or self.heads):
             raise InvalidRequest(
-                "that policy keeps nothing", remedy="say what to keep, or remove single checkpoints (`crab store rm`)"
+                "that policy keeps nothing",
+                remedy="say what to keep, or remove single checkpoints (`crab rm-checkpoint`, `crab store rm`)",
             )
 
 
-def kept(policy: Policy, everything: Sequence[StoredCheckpoint]) -> frozenset[str]:
+def kept(policy: Policy, everything: Sequence[Kept]) -> frozenset[str]:
     """Ids of those to keep."""
     policy.check()
     parents = {one.parent for one in everything}
@@ -50,5 +55,5 @@ def kept(policy: Policy, everything: Sequence[StoredCheckpoint]) -> frozenset[st
     return frozenset(keep)
 
 
-def _newest_first(everything: Iterable[StoredCheckpoint]) -> list[StoredCheckpoint]:
+def _newest_first(everything: Iterable[Kept]) -> list[Kept]:
     return sorted(everything, key=lambda one: (one.created, one.turn, one.id), reverse=True)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import random
-import struct
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.checkpoint.dumps import Dump, dumps, space
 from unit.checkpoint.test_archive import members
 from unit.store.stores import made
 
 from crab.checkpoint import pages
 from crab.checkpoint.extents import Extent, Extents, flat, joined, unflat
-from crab.checkpoint.imagefiles import serialize
 from crab.checkpoint.pages import PAGE, Earlier, Layout
 from crab.checkpoint.pax import Member
 from crab.checkpoint.pieces import pieces
@@ -186,36 +185,6 @@ def test_a_content_that_is_not_what_it_states(repository: Repository) -> None:
 # ---------------------------------------------------------------- pages
 
 
-def image(path: Path, *messages: list[tuple[int, int, int | bytes]]) -> None:
-    texts = [serialize(list(message)) for message in messages]
-    path.write_bytes(bytes(8) + b"".join(struct.pack("<I", len(text)) + text for text in texts))
-
-
-class Dump:
-    """Images of some processes: a page for each address."""
-
-    def __init__(
-        self, folder: Path, spaces: dict[int, dict[int, bytes]], parents: dict[int, int] | None = None
-    ) -> None:
-        folder.mkdir(parents=True)
-        self.folder = folder
-        self.files: dict[str, bytes] = {}
-        parents = parents or {}
-        image(folder / "pstree.img", *[[(1, 0, pid), (2, 0, parents.get(pid, 0))] for pid in spaces])
-        for pid, found in spaces.items():
-            entries: list[list[tuple[int, int, int | bytes]]] = [[(1, 0, pid)]]
-            data = b""
-            for address in sorted(found):
-                data += found[address]
-                if len(entries) > 1 and entries[-1][0][2] + entries[-1][1][2] * PAGE == address:  # type: ignore[operator]
-                    entries[-1][1] = (2, 0, entries[-1][1][2] + 1)  # type: ignore[operator]
-                else:
-                    entries.append([(1, 0, address), (2, 0, 1), (4, 0, 4)])
-            image(folder / f"pagemap-{pid}.img", *entries)
-            (folder / f"pages-{pid}.img").write_bytes(data)
-            self.files[f"pages-{pid}.img"] = data
-
-
 class Blobs:
     """A store of blobs."""
 
@@ -240,14 +209,6 @@ class Blobs:
             )
             assert text == dump.files[name]
         return Earlier(layout, {name: Extents(content) for name, content in found.items()})
-
-
-def page(number: int) -> bytes:
-    return struct.pack("<Q", number) * (PAGE // 8)
-
-
-def space(*numbers: int, at: int = 0x1000000) -> dict[int, bytes]:
-    return {at + place * PAGE: page(number) for place, number in enumerate(numbers)}
 
 
 def test_only_pages_that_changed_are_stored(tmp_path: Path) -> None:
@@ -296,13 +257,6 @@ def test_what_a_restore_must_read_stays_within_bounds(tmp_path: Path) -> None:
         last = blobs.store(Dump(tmp_path / str(turn), {1: space(*numbers)}), last)
         read = sum(len(blobs.kept[blob]) for blob in {e.blob for e in last.contents["pages-1.img"].extents} - {b""})
         assert read <= 8 * 600 * PAGE
-
-
-dumps = st.dictionaries(
-    st.integers(1, 3),
-    st.dictionaries(st.integers(1, 150).map(lambda n: n * PAGE), st.integers(0, 4).map(page), max_size=100),
-    max_size=3,
-)
 
 
 @given(st.lists(dumps, min_size=1, max_size=4), st.dictionaries(st.integers(1, 3), st.integers(0, 3), max_size=3))

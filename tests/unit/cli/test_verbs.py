@@ -200,6 +200,17 @@ VERBS: dict[str, tuple[list[str], ask.Request, str]] = {
         ask.Import(path=f"{HERE}/f", name="n", allow_host=True, limit=1 << 30),
         "text\n",
     ),
+    "compact": (["compact"], ask.Compact(), ""),
+    "prune": (
+        ["prune", "x", "--keep-last", "3", "--drop-labelled", "--dry-run"],
+        ask.Prune(policy=ask.Policy(last=3, labelled=False), sandbox="x", dry=True),
+        "",
+    ),
+    "prune-all": (
+        ["prune", "--all", "--keep-every", "5"],
+        ask.Prune(policy=ask.Policy(every=5)),
+        "",
+    ),
     "store-init": (
         ["store", "init", "--store", "s", "--key-file", "k", "--grace", "90s"],
         ask.StoreInit(**STORE, key_file=f"{HERE}/k", grace=90),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from bench.stored import extents
+from unit.disks import MIB, btrfs_disk
 
 from crab.errors import HostUnsuitable, NoSpace
 from crab.host import btrfs, mounts
@@ -20,24 +20,12 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system"),
 ]
 
-MIB = 1 << 20
-
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A fresh btrfs of 512 MiB."""
-    mkfs = shutil.which("mkfs.btrfs", path="/usr/sbin:/sbin:/usr/bin:/bin")
-    assert mkfs, "install btrfs-progs"
-    file, target = tmp_path / "disk", tmp_path / "mounted"
-    with open(file, "wb") as content:
-        content.truncate(512 * MIB)
-    subprocess.run([mkfs, "-q", file], check=True, capture_output=True)
-    target.mkdir()
-    with mounts.attached(file) as device:
-        mounts.mount(device, target, "btrfs")
-    yield target
-    mounts.unmount(target)
-    assert mounts.wait_detached(file)
+    with btrfs_disk(tmp_path) as mounted:
+        yield mounted
 
 
 # ---------------------------------------------------------------- subvolumes
@@ -357,3 +345,43 @@ def test_a_clone_of_a_snapshot_has_only_its_own_changes(disk: Path) -> None:
     btrfs.snapshot(disk / "restored", disk / "next", read_only=True)
     found = btrfs.changed_inodes(disk / "next", btrfs.info(disk / "saved").made_in)
     assert found == {(disk / "next" / "2").stat().st_ino}
+
+
+# ---------------------------------------------------------------- parts of files
+
+
+def test_a_clone_has_the_content_and_takes_no_room(disk: Path) -> None:
+    source, target = disk / "source", disk / "target"
+    data = os.urandom(4 * MIB)
+    source.write_bytes(data)
+    target.write_bytes(b"x" * 8192)
+    btrfs.sync(disk)
+    before = os.statvfs(disk).f_bfree
+    with open(source, "rb") as old, open(target, "r+b") as new:
+        btrfs.clone(old.fileno(), new.fileno(), 4096, 3 * MIB, 8192)
+    btrfs.sync(disk)
+    assert target.read_bytes() == b"x" * 8192 + data[4096 : 4096 + 3 * MIB]
+    assert (before - os.statvfs(disk).f_bfree) * 4096 < MIB
+    source.unlink()
+    assert target.read_bytes()[8192:] == data[4096 : 4096 + 3 * MIB]
+
+
+def test_a_clone_that_is_not_of_whole_blocks_is_refused(disk: Path) -> None:
+    source, target = disk / "source", disk / "target"
+    source.write_bytes(bytes(8192))
+    with open(source, "rb") as old, open(target, "w+b") as new, pytest.raises(OSError) as error:
+        btrfs.clone(old.fileno(), new.fileno(), 100, 4096, 0)
+    assert error.value.errno == errno.EINVAL
+
+
+def test_what_is_written_in_a_folder_is_compressed(disk: Path) -> None:
+    folder = disk / "folder"
+    folder.mkdir()
+    btrfs.compress(folder)
+    (folder / "file").write_bytes(b"0123456789abcdef" * (MIB // 2))
+    (disk / "file").write_bytes(b"0123456789abcdef" * (MIB // 2))
+    btrfs.sync(disk)
+    packed, plain = (sum(length for _, length in extents(str(place / "file"))) for place in (folder, disk))
+    assert plain == 8 * MIB and packed < MIB
+    assert btrfs.pieces(folder / "file") == 64 and btrfs.pieces(disk / "file") < 64
+    btrfs.compress(Path("/proc"))  # where nothing can be compressed nothing happens

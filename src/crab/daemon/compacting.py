@@ -1,0 +1,144 @@
+"""Keeping once what checkpoints have in common: process images move into the pool, put together of those before.
+
+In the background of the engine, oldest first, so that what a checkpoint can share is there already. The newest checkpoint of
+a sandbox is what a recovery restores, so it stays as CRIU wrote it (its images are in memory, and in one piece) until the
+next has come, or for some minutes. Killed at any moment a checkpoint has its first images, or both, or equal ones
+(`store/local.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable
+
+from crab.checkpoint import refs
+from crab.checkpoint.compact import Compacted, compact
+from crab.daemon import requests as ask
+from crab.daemon.background import Background
+from crab.daemon.core import Core, new_id
+from crab.daemon.dispatch import answers
+from crab.engine.jobs import Urgency
+from crab.errors import Busy, Damaged, NoSpace, NotFound
+from crab.model import Checkpoint, Compaction
+from crab.store.local import PROCESS
+
+LOOK_SECONDS = 5.0
+"""How often it is looked for something to do."""
+NEWEST_SECONDS = 600.0
+"""How long the newest images of a sandbox stay as they are."""
+log = logging.getLogger("crab.compact")
+_moving = threading.Lock()
+"""Somebody may ask for it while a daemon does it by itself."""
+
+
+def next_to_compact(
+    checkpoints: Iterable[Checkpoint], loose: Collection[str], newest: Collection[str], now: float
+) -> Checkpoint | None:
+    """The oldest of those whose images are `loose`, but for the `newest` ones of sandboxes that are not old yet. Times in
+    seconds."""
+    ready = [
+        one for one in checkpoints if one.id in loose and (one.id not in newest or now - one.created > NEWEST_SECONDS)
+    ]
+    return min(ready, key=lambda one: one.created, default=None)
+
+
+class Compacting(Background):
+    """See the module."""
+
+    FIRST_SECONDS = LOOK_SECONDS
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._given_up: set[str] = set()
+
+    def step(self) -> float:
+        """Do all that there is to do; a host without room is left alone for a while."""
+        core, passed = self.core, set(self._given_up)
+        while not self.ends.is_set():
+            heads = [core.registry.checkpoint(record.head) for record in core.registry.all() if record.head]
+            newest = {head.processes_from for head in heads if head and head.processes_from}
+            loose = set(core.ground.store.loose()) - passed
+            checkpoint = next_to_compact(core.registry.checkpoints(), loose, newest, time.time())
+            if checkpoint is None:
+                break
+            passed.add(checkpoint.id)
+            try:
+                compacted(core, checkpoint, Urgency.BACKGROUND)
+            except Busy:
+                continue
+            except NoSpace as error:
+                log.warning("checkpoints are not made compact: %s", error.message)
+                return self.AFTER_A_FAULT
+            except Damaged as error:
+                self._given_up.add(checkpoint.id)
+                log.error("%s", error.message)
+        return LOOK_SECONDS
+
+
+@answers(ask.Compact)
+def compact_all(core: Core, request: ask.Compact) -> Compaction:
+    """Do it now, with all."""
+    made: list[Compacted] = []
+    damaged: list[str] = []
+    left: list[str] = []
+    loose = core.ground.store.loose()
+    for checkpoint in sorted(core.registry.checkpoints(), key=lambda one: one.created):
+        if checkpoint.id in loose:
+            try:
+                found = compacted(core, checkpoint, Urgency.URGENT)
+                made += [found] if found else []
+            except Damaged:
+                damaged.append(checkpoint.id)
+            except Busy:
+                left.append(checkpoint.id)
+    return Compaction(
+        checkpoints=len(made),
+        size=sum(one.size for one in made),
+        own=sum(one.own for one in made),
+        damaged=tuple(damaged),
+        left=tuple(left),
+    )
+
+
+def compacted(core: Core, checkpoint: Checkpoint, urgency: Urgency) -> Compacted | None:
+    """Make the images of one checkpoint compact; None if it is gone, or was made so before.
+
+    Raises `Busy` if its first images are being read (they go the next time), `Damaged` if they are not what was captured,
+    `NoSpace`.
+    """
+    store, made = core.ground.store, None
+    if not store.is_compact(checkpoint.id):
+        with core.engine.job("compact", checkpoint.sandbox, urgency) as place, _moving:
+            if not store.is_compact(checkpoint.id):
+                made = _moved(core, checkpoint)
+                place.writes = made.own if made else 0
+    if store.is_compact(checkpoint.id) and not store.retire(checkpoint.id):
+        raise Busy(f"the images of checkpoint {checkpoint.id} are being read", remedy="try again later")
+    return made
+
+
+def _moved(core: Core, checkpoint: Checkpoint) -> Compacted | None:
+    store = core.ground.store
+    core.pool.require(checkpoint.process_bytes, "compact checkpoints")
+    staging = core.pool.staging / new_id("p")
+    with contextlib.ExitStack() as stack:
+        stack.callback(core.discard_later, staging)
+        staging.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError, NotFound):  # it was removed meanwhile, or the one before
+            before = _before(core, checkpoint)
+            earlier = stack.enter_context(store.images(before.id)) if before else None
+            images = stack.enter_context(store.images(checkpoint.id))
+            artefacts = core.manifest(checkpoint.id).artefacts
+            made = compact(images, [one.name for one in artefacts], staging / PROCESS, earlier)
+            store.adopt(checkpoint.id, staging / PROCESS, artefacts)
+            return made
+    return None
+
+
+def _before(core: Core, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The nearest ancestor with images in the pool."""
+    line = refs.branch(core.registry.checkpoints(), checkpoint.parent)
+    return next((one for one in line if core.ground.store.is_compact(one.id)), None)
