@@ -162,6 +162,11 @@ class Sandbox(Struct, kw_only=True):
     """Why it is `lost` or failed, in words."""
     returns: tuple[Return, ...] = ()
     """The newest rewinds, oldest first."""
+    unread: int = 0
+    """Requests of its agent to a model that could not be read, since the daemon began: they were passed through as they
+    came, and ended no turn."""
+    unread_why: str = ""
+    """Why the newest of them could not."""
 
 
 class ProcessInfo(Struct, kw_only=True):

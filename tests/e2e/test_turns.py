@@ -12,6 +12,8 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -314,6 +316,18 @@ def test_an_agent_has_all_of_its_past_when_checkpoints_of_it_were_removed(box: B
     assert Outside(box).run() == "all done"
     assert box.read("/root/log") == LOG
     assert model.steps == [0, 1, 2, 3, 4, 5], "what was answered before is asked of nobody again"
+
+
+def test_requests_that_cannot_be_read_are_seen(box: Box, model: Model) -> None:
+    address = box.ask(ask.ModelAddress).url
+    request = urllib.request.Request(
+        f"{address}/v1/chat/completions", b"{not json", {"Content-Type": "application/json"}
+    )
+    with contextlib.suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(request, timeout=30).close()
+    seen = box.look()
+    assert seen.unread == 1 and seen.unread_why.startswith("/v1/chat/completions: ")
+    assert not box.ask(ask.Exchanges) and not box.ask(ask.Turns)
 
 
 def test_another_task_begins_in_the_sandbox_as_it_is(box: Box, model: Model) -> None:

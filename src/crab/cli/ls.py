@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from crab.cli.session import Session, json_option
-from crab.cli.text import TONES, Table, ago, moment, pairs, size, without_empty_columns
+from crab.cli.text import TONES, Table, ago, clean, moment, pairs, size, without_empty_columns
 from crab.cli.values import SANDBOX
 from crab.daemon.requests import SandboxList
 from crab.model import Limits, Sandbox
@@ -85,6 +85,7 @@ def sandbox_table(box: Sandbox) -> Table:
             "environment": " ".join(f"{name}={value}" for name, value in spec.env.items()),
             "mounts": "; ".join(mounts),
             "not rolled back": ", ".join(box.not_rolled_back),
+            "unread requests": f"{box.unread}; the newest: {clean(box.unread_why)}" if box.unread else "",
         }
     )
 

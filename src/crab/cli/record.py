@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import click
 
 from crab.cli.session import Session, json_option
-from crab.cli.text import TONES, Table, milliseconds, without_empty_columns
+from crab.cli.text import TONES, Table, clean, milliseconds, without_empty_columns
 from crab.cli.values import SANDBOX
-from crab.model import Conversation, Exchange
+from crab.model import Conversation, Exchange, Sandbox
 
 
 @click.command()
@@ -30,13 +30,13 @@ def record(session: Session, every: bool, sandbox: str, number: int | None) -> N
             said = box.exchange(number)
             session.show(said, lambda: conversation_text(said))
             return
-        found = box.exchanges()
+        found, about = box.exchanges(), box.info()
     shown = found if every or session.json else [one for one in found if one.kind == "main" and not one.abandoned]
-    session.show(found, lambda: exchanges_table(shown))
+    session.show(found, lambda: exchanges_table(shown, about))
 
 
-def exchanges_table(found: Sequence[Exchange]) -> Table:
-    """One row for each exchange."""
+def exchanges_table(found: Sequence[Exchange], about: Sandbox) -> Table:
+    """One row for each exchange, and what is no exchange because it could not be read."""
     rows = tuple(
         (
             str(one.number),
@@ -58,6 +58,9 @@ def exchanges_table(found: Sequence[Exchange]) -> Table:
         right=frozenset({"NUMBER", "TURN", "CALLS", "MODEL", "HELD"}),
         empty="nothing was asked yet",
         tones=TONES,
+        notes=(f"{about.unread} requests could not be read, and ended no turn; the newest: {clean(about.unread_why)}",)
+        if about.unread
+        else (),
     )
     return without_empty_columns(table, {"WHY"})
 

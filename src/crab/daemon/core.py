@@ -248,6 +248,7 @@ class Core:
                 pid = life.process.pid if life.process else None
             else:
                 state, reason = State.LOST, life.why_gone()
+        unread, why = self.coordinator.unread(record.id)
         return Sandbox(
             id=record.id,
             name=record.name,
@@ -262,6 +263,8 @@ class Core:
             forked_from=record.forked_from,
             reason=reason,
             returns=record.returns,
+            unread=unread,
+            unread_why=why,
             not_rolled_back=tuple(f"{m.source} at {m.target}" for m in record.spec.mounts if m.kind == "bind"),
         )
 

@@ -87,8 +87,8 @@ class Channel:
         self.sandbox, self.access, self.upstream, self.place = sandbox, access, upstream, place
         self._record, self._protection, self._bring_back = record, protection, bring_back
         self.tools = tools
-        self.unread = 0
-        """Requests that could not be read, and were passed through."""
+        self.unread, self.unread_why = 0, ""
+        """Requests that could not be read, and were passed through, and why the newest could not."""
         self._running: dict[tuple[str, bytes], Underway] = {}
         """By the kind of the question, and its key."""
         self._given_up: set[int] = set()

@@ -286,6 +286,11 @@ class Coordinator:
                 self._places[sandbox] = Place(self.record, sandbox)
             return self._places[sandbox]
 
+    def unread(self, sandbox: str) -> tuple[int, str]:
+        """How many requests of its agent could not be read, and why the newest could not."""
+        channel = self._channels.get(sandbox)
+        return (channel.unread, channel.unread_why) if channel else (0, "")
+
     def has_past(self, sandbox: str) -> bool:
         """Whether anything was recorded of a sandbox."""
         return self.record.knows(sandbox)

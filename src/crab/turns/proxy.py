@@ -63,10 +63,8 @@ async def _handled(request: web.Request, channel: Channel, target: str, inside: 
         else:  # the other streams are not to wait for it
             asked, chain = await asyncio.to_thread(_read, wire, target, headers, body)
     except (OSError, ValueError) as error:
-        channel.unread += 1
-        log.warning(
-            "%s: a request to %s cannot be read, and is no turn: %s", channel.sandbox, target.partition("?")[0], error
-        )
+        channel.unread, channel.unread_why = channel.unread + 1, f"{target.partition('?')[0]}: {error}"
+        log.warning("%s: a request cannot be read, and is no turn: %s", channel.sandbox, channel.unread_why)
         return await _passed(request, channel, target, headers, body)
     caller = clients.classify(dict(request.headers), asked)
     call = Call(method=request.method, target=target, headers=headers, body=body, ask=asked, chain=chain, inside=inside)

@@ -444,6 +444,29 @@ async def test_hazard_t04_many_clients_that_come_and_go_leave_nothing(tmp_path: 
         assert s.channel._running == {} and all(one.complete for one in s.turns)
 
 
+@pytest.mark.parametrize(
+    ("body", "headers", "why"),
+    [
+        (b"{not json", {}, "JSON"),
+        (b"[1, 2]", {}, ""),
+        (b"\x1b\x03", {"Content-Encoding": "br"}, "encoded as br"),
+        (b"no gzip", {"Content-Encoding": "gzip"}, ""),
+    ],
+)
+@aio
+async def test_a_question_that_cannot_be_read_is_passed_through_and_counted_and_is_no_turn(
+    tmp_path: Path, body: bytes, headers: dict[str, str], why: str
+) -> None:
+    async with stack(tmp_path, http(b"{}", 400)) as s:
+        reply = await s.ask(body, "/v1/messages", headers)
+        assert (reply.status, reply.body) == (400, b"{}")
+        assert s.turns == [] and s.safe.calls == 0
+        assert s.server.asked[0].body == body, "as it came"
+        assert (
+            s.channel.unread == 1 and s.channel.unread_why.startswith("/v1/messages: ") and why in s.channel.unread_why
+        )
+
+
 # ---------------------------------------------------------------- T05
 
 
