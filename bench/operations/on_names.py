@@ -28,7 +28,7 @@ def _(folder: str, state: dict[str, Any]) -> None:
 
 @operation("create a sparse file", "new")
 def _(folder: str, state: dict[str, Any]) -> None:
-    os.pwrite(opened(f"{folder}/new", os.O_CREAT | os.O_WRONLY), b"end", 1 << 30)
+    os.pwrite(opened(f"{folder}/new", os.O_CREAT | os.O_WRONLY), b"end", 1 << 24)
 
 
 @operation("create a file and delete it", changes=False)

@@ -58,20 +58,20 @@ class Judged:
         pid = command.status().pid
         return next(info.host_pid for info in self.box.ask(ProcessList) if info.pid == pid)
 
-    def rests(self, command: Command) -> None:
-        """Wait until a command has not run for a while."""
-        host_pid = self.host_pid(command)
+    def rests(self, *commands: Command) -> None:
+        """Wait until none of these commands has run for a while."""
+        host_pids = [self.host_pid(command) for command in commands]
 
-        def switches() -> list[str]:
-            status = Path(f"/proc/{host_pid}/status").read_text()
-            return re.findall(r"ctxt_switches:\t(\d+)", status) + re.findall(r"State:\t(\w)", status)
+        def switches() -> list[list[str]]:
+            found = [Path(f"/proc/{host_pid}/status").read_text() for host_pid in host_pids]
+            return [re.findall(r"ctxt_switches:\t(\d+)", one) + re.findall(r"State:\t(\w)", one) for one in found]
 
         def unmoved() -> bool:
             before = switches()
             time.sleep(0.4)
-            return before == switches() and before[-1] == "S"
+            return before == switches() and all(one[-1] == "S" for one in before)
 
-        eventually(unmoved, f"{command.id} rests")
+        eventually(unmoved, f"the rest of {[command.id for command in commands]}")
 
     def still(self, *words: str, **spec: object) -> Command:
         """A command that runs once this returns and has nothing more to do: it sleeps, and goes on to."""

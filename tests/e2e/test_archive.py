@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from e2e.box import Box
 from e2e.leaks import clear, left_of
+from e2e.roots import lean_root
 
 from crab.checkpoint import archive, trees
 from crab.checkpoint import manifest as manifests
@@ -169,6 +170,15 @@ def nothing_left(host: Host) -> Iterator[None]:
     assert not any(state[place] for place in ("live", "checkpoints", "staging", "process", "sandboxes", "indexed")), (
         state
     )
+
+
+@pytest.fixture(scope="module")
+def image(service: Service, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An image of thousands of small files and no large programs: how large it is, is no concern of these tests."""
+    root = tmp_path_factory.mktemp("light") / "root"
+    lean_root(service._core.images.path(image), root, "usr/share/doc", "usr/share/man")
+    yield service.handle(ask.ImageAdd(name="light", source=f"dir:{root}", replace=True)).name
+    service.handle(ask.ImageRemove(name="light"))
 
 
 @pytest.fixture(scope="module")
@@ -694,11 +704,14 @@ def test_no_room(exported: Path, beside: Callable[[str], Path]) -> None:
     clear(folder)
     Pool.open(folder, size=256 << 20).close()
     service = Service.open(folder)
+    pool = service._core.pool
+    with open(pool.root / "ballast", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, pool.usage().free - exported.stat().st_size // 2))
     try:
         with pytest.raises(NoSpace):
             service.handle(ask.Import(path=str(exported)))
         for place in ("images", "runtime", "staging", "checkpoints"):
-            assert os.listdir(service._core.pool.root / place) == []
+            assert os.listdir(pool.root / place) == []
         assert service.handle(ask.SandboxList()) == ()
     finally:
         service.close_down()

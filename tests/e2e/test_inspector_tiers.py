@@ -12,6 +12,8 @@ import pytest
 from bench.inspector import REST, Driver
 from bench.operations import OPERATIONS
 from e2e.box import Box, eventually
+from e2e.leaks import clear
+from e2e.roots import lean_root
 
 import crab
 from crab.daemon import requests as ask
@@ -20,7 +22,7 @@ from crab.host import bpf, kernel_trials
 from crab.model import Decision
 
 pytestmark = [pytest.mark.kernel, pytest.mark.criu]
-IMAGE = "workloads"
+IMAGE = "lean"
 
 
 def reasons(decision: Decision | None) -> str:
@@ -28,17 +30,17 @@ def reasons(decision: Decision | None) -> str:
     return "; ".join((*decision.reasons, *decision.notes))
 
 
-@pytest.fixture
-def folder(state_dir: Path) -> Path:
-    """A state directory beside that of the other tests, whose owner has its tier already."""
-    return state_dir.parent / f"{state_dir.name}-other"
-
-
-def opened(folder: Path) -> Service:
-    service = Service.open(folder)
-    if not any(image.name == IMAGE for image in service.handle(ask.ImageList())):
-        service.handle(ask.ImageAdd(name=IMAGE, source="debian:bookworm"))
-    return service
+@pytest.fixture(scope="module")
+def folder(service: Service, image: str, state_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A state directory beside that of the other tests, whose owner has its tier already; with an image of Python and little else."""
+    path, root = state_dir.parent / f"{state_dir.name}-other", tmp_path_factory.mktemp("other") / "root"
+    lean_root(service._core.images.path(image), root)
+    clear(path)
+    with Service.open(path) as first:
+        first.handle(ask.ImageAdd(name=IMAGE, source=f"dir:{root}"))
+        first.close_down()
+    yield path
+    clear(path)
 
 
 def closed(service: Service) -> None:
@@ -51,7 +53,7 @@ def closed(service: Service) -> None:
 def weak(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
     """A sandbox that is watched by tier C."""
     monkeypatch.setenv("CRAB_INSPECTOR", "C")
-    service = opened(folder)
+    service = Service.open(folder)
     try:
         assert service._core.inspector.tier == "C", service._core.inspector.why_not
         service.handle(ask.Create(image=IMAGE, name="weak"))
@@ -124,7 +126,7 @@ def test_tier_c_survives_a_rewind(weak: Box) -> None:
 def test_tier_c_never_takes_a_changed_file_for_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operation on files, each as a turn of its own."""
     monkeypatch.setenv("CRAB_INSPECTOR", "C")
-    closed_first = opened(folder)
+    closed_first = Service.open(folder)
     closed_first.close()
     missed: list[str] = []
     done = 0
@@ -153,7 +155,7 @@ def test_a_tier_that_does_not_load_is_refused_with_the_reason(folder: Path, monk
     if not why:
         pytest.skip("tier A loads here")
     monkeypatch.setenv("CRAB_INSPECTOR", "A")
-    service = opened(folder)
+    service = Service.open(folder)
     try:
         service.handle(ask.Create(image=IMAGE, name="blind"))
         box = Box(service, "blind")
@@ -166,7 +168,7 @@ def test_a_tier_that_does_not_load_is_refused_with_the_reason(folder: Path, monk
 
 def test_a_tier_that_does_not_exist_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRAB_INSPECTOR", "Z")
-    service = opened(folder)
+    service = Service.open(folder)
     try:
         assert not service._core.inspector.tier
         assert "there is no tier Z" in service._core.inspector.why_not
@@ -177,9 +179,9 @@ def test_a_tier_that_does_not_exist_is_none(folder: Path, monkeypatch: pytest.Mo
 def test_a_lower_tier_ends_when_nobody_wants_it_any_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     best = next(tier for tier, why in kernel_trials.inspector_tiers().items() if not why)
     monkeypatch.setenv("CRAB_INSPECTOR", "C")
-    opened(folder).close()
+    Service.open(folder).close()
     monkeypatch.delenv("CRAB_INSPECTOR")
-    service = opened(folder)
+    service = Service.open(folder)
     try:
         assert service._core.inspector.tier == best
     finally:
@@ -189,7 +191,7 @@ def test_a_lower_tier_ends_when_nobody_wants_it_any_more(folder: Path, monkeypat
 def test_what_another_tier_had_seen_is_doubt_not_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a sandbox that was just restored, whose epoch is the first one in both."""
     monkeypatch.setenv("CRAB_INSPECTOR", "C")
-    service = opened(folder)
+    service = Service.open(folder)
     try:
         service.handle(ask.Create(image=IMAGE, name="moved"))
         box = Box(service, "moved")
@@ -197,7 +199,7 @@ def test_what_another_tier_had_seen_is_doubt_not_nothing(folder: Path, monkeypat
         box.run("echo >/root/new")
         service.close()
         monkeypatch.delenv("CRAB_INSPECTOR")
-        service = opened(folder)
+        service = Service.open(folder)
         made = Box(service, "moved").checkpoint()
         assert made.kind == "full" and "nothing is known" in reasons(made.decision), reasons(made.decision)
     finally:

@@ -17,22 +17,12 @@ from e2e.judged import Judged
 
 from crab.checkpoint import oracle
 from crab.checkpoint.oracle import Truth
-from crab.daemon.requests import ImageAdd, ProcessList
-from crab.daemon.service import Service
+from crab.daemon.requests import ProcessList
 
 FEW = ("jobs", "a shell beside commands", "sqlite", "temporary files", "an interpreter", "building with make")
 CHOSEN = [one for one in SCENARIOS if os.environ.get("CRAB_TEST_ALL_TURNS") or one.name in FEW]
 
 pytestmark = [pytest.mark.kernel, pytest.mark.criu, pytest.mark.slow]
-
-
-PACKAGES = ("make", "netcat-openbsd", "perl", "procps", "python3-pip", "sqlite3", "tmux")
-
-
-@pytest.fixture(scope="module")
-def turns_image(service: Service) -> str:
-    """An image with the programs that the turns need; built by the first run."""
-    return service.handle(ImageAdd(name="turns", source=f"debian:bookworm+{','.join(PACKAGES)}", if_missing=True)).name
 
 
 def test_there_are_enough_of_each_label() -> None:
@@ -50,8 +40,8 @@ def agree(turn: Turn, truth: Truth, shell: int | None) -> bool:
 
 
 @pytest.mark.parametrize("scenario", CHOSEN, ids=lambda scenario: scenario.name)
-def test_the_labels_of_a_scenario_are_right(make_box: Callable[..., Box], turns_image: str, scenario: Scenario) -> None:
-    box = make_box(image=turns_image)
+def test_the_labels_of_a_scenario_are_right(make_box: Callable[..., Box], pruned: str, scenario: Scenario) -> None:
+    box = make_box(image=pruned)
     if missing := [name for name in scenario.needs if not box.result(f"command -v {name}").ok]:
         pytest.skip(f"the image has no {', '.join(missing)}")
     judged = Judged(box)

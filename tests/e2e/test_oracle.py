@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.criu]
 
 
 @pytest.fixture
-def judged(box: Box) -> Judged:
-    return Judged(box)
+def judged(make_box: Callable[..., Box], pruned: str) -> Judged:
+    return Judged(make_box(image=pruned))
 
 
 def python(judged: Judged, source: str) -> Command:
@@ -48,8 +49,7 @@ of the time of day."""
 def test_two_captures_around_nothing_are_the_same_for_processes_that_sleep(judged: Judged) -> None:
     commands = [judged.box.spawn(*words) for words in SLEEPERS]
     commands += [judged.box.spawn("bash", stdin=True), judged.box.spawn("bash", "-i", tty=True, stdin=True)]
-    for command in commands:
-        judged.rests(command)
+    judged.rests(*commands)
     judged.capture()  # some take another way the first time that a call of theirs is interrupted
     for _ in range(3):
         truth = judged.around(lambda: time.sleep(1.2))
@@ -57,8 +57,7 @@ def test_two_captures_around_nothing_are_the_same_for_processes_that_sleep(judge
 
 
 def test_what_a_freeze_alone_does_to_processes_that_sleep_is_learnt_and_left_out(judged: Judged) -> None:
-    for words in RESTLESS:
-        judged.still(*words)
+    judged.rests(*[judged.box.spawn(*words) for words in RESTLESS])
     judged.capture()
     truth = judged.around(lambda: None)
     assert truth.kind == "processes" and truth.ran == {int(line.split()[1].strip(":")) for line in truth.processes}
@@ -88,9 +87,8 @@ server = socket.create_server(('127.0.0.1', 8200)); client = socket.create_conne
 
 
 def test_what_a_rewind_brings_back_is_what_was_captured(judged: Judged) -> None:
-    for words in SLEEPERS:
-        judged.still(*words)
-    judged.still("bash", "-i", tty=True, stdin=True)
+    commands = [judged.box.spawn(*words) for words in SLEEPERS]
+    judged.rests(*commands, judged.box.spawn("bash", "-i", tty=True, stdin=True))
     python(judged, HOLDER)
     judged.capture()
     before = judged.capture()
@@ -230,8 +228,12 @@ def test_a_change_of_a_kernel_object_behind_the_back_of_its_holder_is_told(judge
     command = python(judged, holder)
     judged.capture()
     pid = command.status().pid
-    assert judged.around(lambda: judged.box.run("true")).processes == ()
-    truth = judged.around(lambda: judged.box.run(f"P={pid}; {script}"))
+    first = judged.capture()
+    judged.box.run("true")
+    second = judged.capture()
+    assert judged.compare(first, second).processes == ()
+    judged.box.run(f"P={pid}; {script}")
+    truth = judged.compare(second, judged.capture())
     assert truth.kind == "processes" and any(line in found for found in truth.processes), truth
     assert not truth.ran, truth.processes  # memory and registers are as they were
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from e2e.box import Box
-from e2e.roots import small_root
+from e2e.roots import lean_root
 from e2e.test_archive import LOOK, MAKE, Host
 
 from crab.daemon import requests as ask
@@ -21,8 +20,6 @@ from crab.model import State
 pytestmark = [pytest.mark.kernel, pytest.mark.criu, pytest.mark.slow]
 
 WORKLOADS = ("counters", "unix_sockets", "many_threads", "named_pipes")
-TOOLS = ("python3", "tar", "sed", "ln", "chmod", "chown", "rmdir", "cut")
-TREES = ("usr/lib/python3.11", "usr/share/perl5", "usr/share/zoneinfo", "etc/apt")
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +40,8 @@ def beside(state_dir: Path) -> Iterator[Callable[[str], Path]]:
 @pytest.fixture(scope="module")
 def lean(service: Service, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An image with Python and little else: what it takes to send it is no concern of these tests."""
-    source, root = service._core.images.path(image), tmp_path_factory.mktemp("lean") / "root"
-    small_root(source, root, *TOOLS)
-    (root / "usr/bin").mkdir(parents=True)
-    (root / "usr/bin/python3").symlink_to("/bin/python3")
-    for tree in TREES:
-        shutil.copytree(source / tree, root / tree, symlinks=True, ignore=shutil.ignore_patterns("test"))
-    modules = [f"/{path.relative_to(root)}" for path in (root / TREES[0]).rglob("*.so")]
-    listed = subprocess.run(["chroot", source, "ldd", *modules], capture_output=True, text=True, check=True).stdout
-    for library in {word for line in listed.splitlines() for word in line.split() if word.startswith("/")}:
-        target = root / library.strip(":")[1:]
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / library[1:], target)
-    for name in ("issue", "motd", "profile", "fstab", "shells"):
-        (root / "etc" / name).write_text(f"{name}\n")
+    root = tmp_path_factory.mktemp("lean") / "root"
+    lean_root(service._core.images.path(image), root)
     yield service.handle(ask.ImageAdd(name="lean", source=f"dir:{root}", replace=True)).name
     for sandbox in service.handle(ask.SandboxList()):  # of a test that failed
         if sandbox.spec.image == "lean":
