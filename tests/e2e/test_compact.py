@@ -33,6 +33,7 @@ def aged(box: Box, turns: int = 3) -> list[Checkpoint]:
     """Checkpoints of a sandbox with 12 MB of memory, one of which changes."""
     box.put("/root/holder.py", HOLDER.encode())
     box.background("exec python3 /root/holder.py")
+    eventually(lambda: box.read("/root/said"), "all of its memory")
     made: list[Checkpoint] = []
     for turn in range(turns):
         box.run(f"sleep 0.1; echo {turn} >/root/turn")

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Collection, Iterable
 
-from crab.checkpoint import refs
 from crab.checkpoint.compact import Compacted, compact
 from crab.daemon import requests as ask
 from crab.daemon.background import Background
@@ -34,14 +33,10 @@ _moving = threading.Lock()
 """Somebody may ask for it while a daemon does it by itself."""
 
 
-def next_to_compact(
-    checkpoints: Iterable[Checkpoint], loose: Collection[str], newest: Collection[str], now: float
-) -> Checkpoint | None:
-    """The oldest of those whose images are `loose`, but for the `newest` ones of sandboxes that are not old yet. Times in
+def next_to_compact(loose: Iterable[Checkpoint], newest: Collection[str], now: float) -> Checkpoint | None:
+    """The oldest of those whose images are not compact, but for the `newest` ones of sandboxes that are not old yet. Times in
     seconds."""
-    ready = [
-        one for one in checkpoints if one.id in loose and (one.id not in newest or now - one.created > NEWEST_SECONDS)
-    ]
+    ready = [one for one in loose if one.id not in newest or now - one.created > NEWEST_SECONDS]
     return min(ready, key=lambda one: one.created, default=None)
 
 
@@ -56,12 +51,14 @@ class Compacting(Background):
 
     def step(self) -> float:
         """Do all that there is to do; a host without room is left alone for a while."""
-        core, passed = self.core, set(self._given_up)
+        core = self.core
+        self._given_up.intersection_update(core.ground.store.loose())
+        passed = set(self._given_up)
         while not self.ends.is_set():
             heads = [core.registry.checkpoint(record.head) for record in core.registry.all() if record.head]
             newest = {head.processes_from for head in heads if head and head.processes_from}
-            loose = set(core.ground.store.loose()) - passed
-            checkpoint = next_to_compact(core.registry.checkpoints(), loose, newest, time.time())
+            loose = [core.registry.checkpoint(one) for one in core.ground.store.loose() if one not in passed]
+            checkpoint = next_to_compact([one for one in loose if one], newest, time.time())
             if checkpoint is None:
                 break
             passed.add(checkpoint.id)
@@ -84,16 +81,15 @@ def compact_all(core: Core, request: ask.Compact) -> Compaction:
     made: list[Compacted] = []
     damaged: list[str] = []
     left: list[str] = []
-    loose = core.ground.store.loose()
-    for checkpoint in sorted(core.registry.checkpoints(), key=lambda one: one.created):
-        if checkpoint.id in loose:
-            try:
-                found = compacted(core, checkpoint, Urgency.URGENT)
-                made += [found] if found else []
-            except Damaged:
-                damaged.append(checkpoint.id)
-            except Busy:
-                left.append(checkpoint.id)
+    loose = [found for one in core.ground.store.loose() if (found := core.registry.checkpoint(one))]
+    for checkpoint in sorted(loose, key=lambda one: one.created):
+        try:
+            found = compacted(core, checkpoint, Urgency.URGENT)
+            made += [found] if found else []
+        except Damaged:
+            damaged.append(checkpoint.id)
+        except Busy:
+            left.append(checkpoint.id)
     return Compaction(
         checkpoints=len(made),
         size=sum(one.size for one in made),
@@ -140,5 +136,11 @@ def _moved(core: Core, checkpoint: Checkpoint) -> Compacted | None:
 
 def _before(core: Core, checkpoint: Checkpoint) -> Checkpoint | None:
     """The nearest ancestor with images in the pool."""
-    line = refs.branch(core.registry.checkpoints(), checkpoint.parent)
-    return next((one for one in line if core.ground.store.is_compact(one.id)), None)
+    found, passed = checkpoint, {checkpoint.id}
+    while found.parent and found.parent not in passed:
+        passed.add(found.parent)
+        earlier = core.registry.checkpoint(found.parent)
+        if earlier is None or core.ground.store.is_compact(earlier.id):
+            return earlier
+        found = earlier
+    return None

@@ -22,25 +22,35 @@ log = logging.getLogger("crab.prune")
 def prune(core: Core, request: ask.Prune) -> ask.Removed:
     """Remove what the policy does not keep, of one sandbox or of all."""
     request.policy.check()
-    names = [core.registry.find(request.sandbox).id] if request.sandbox else [one.id for one in core.registry.all()]
+    only = core.registry.find(request.sandbox).id if request.sandbox else ""
     removed: list[str] = []
-    for name in names:
-        with core.operation(name, "prune"):
-            found = doomed(core, name, request.policy)
-            removed += [one.id for one in found]
-            if not request.dry:
+    for sandbox, found in doomed(core, request.policy).items():
+        if not only or sandbox == only:
+            with core.operation(sandbox, "prune"):
                 for one in found:
-                    drop(core, one)
+                    if not _is_head(core, one):
+                        removed.append(one.id)
+                        if not request.dry:
+                            drop(core, one)
     return ask.Removed(removed=tuple(removed))
 
 
-def doomed(core: Core, sandbox: str, policy: Policy) -> list[Checkpoint]:
-    """Checkpoints of a sandbox that a policy does not keep, newest first: then what one holds for others is handed on once.
-    What is the head of a sandbox stays whatever the policy says."""
+def doomed(core: Core, policy: Policy) -> dict[str, list[Checkpoint]]:
+    """Checkpoints of each sandbox that a policy does not keep, newest first: then what one holds for others is handed on once.
+    What is the head of a sandbox stays whatever the policy says, and what is of none, which others need."""
     everything = core.registry.checkpoints()
-    keep = kept(policy, everything) | {record.head for record in core.registry.all()}
-    found = [one for one in everything if one.sandbox == sandbox and one.id not in keep]
-    return sorted(found, key=lambda one: one.created, reverse=True)
+    records = core.registry.all()
+    keep = kept(policy, everything) | {record.head for record in records}
+    found: dict[str, list[Checkpoint]] = {record.id: [] for record in records}
+    for one in sorted(everything, key=lambda one: one.created, reverse=True):
+        if one.id not in keep and one.sandbox in found:
+            found[one.sandbox].append(one)
+    return {sandbox: those for sandbox, those in found.items() if those}
+
+
+def _is_head(core: Core, checkpoint: Checkpoint) -> bool:
+    """It may have been brought back, or forked from, since it was chosen."""
+    return any(record.head == checkpoint.id for record in core.registry.all())
 
 
 class Pruning(Background):
@@ -55,18 +65,19 @@ class Pruning(Background):
 
     def step(self) -> float:
         """Look at every sandbox; one that is busy, or cannot give something up now, is looked at again the next time."""
-        for record in self.core.registry.all():
+        for sandbox, found in doomed(self.core, self._policy).items():
             with contextlib.suppress(Busy, NotFound):
-                self._prune(record.id)
+                self._prune(sandbox, found)
         return LOOK_SECONDS
 
-    def _prune(self, sandbox: str) -> None:
-        for one in doomed(self.core, sandbox, self._policy):
+    def _prune(self, sandbox: str, found: list[Checkpoint]) -> None:
+        for one in found:
             if self.ends.is_set():
                 return
             with self.core.operation(sandbox, TURN):  # one at a time: whoever wants the sandbox waits for a moment only
                 try:
-                    drop(self.core, one)
+                    if not _is_head(self.core, one):
+                        drop(self.core, one)
                 except (CrabError, OSError) as error:
                     log.warning("checkpoint %s stays: %s", one.id, error)
                     return
