@@ -258,6 +258,47 @@ def test_hazard_c09_a_program_that_runs_from_a_memfd_is_refused_at_the_capture_n
     box.rewind(before.id)
 
 
+OF_A_THREAD = """
+import os, sys, threading, time
+here = []
+def thread():
+    mine = f"/proc/self/task/{threading.get_native_id()}"
+    here.extend([open(f"{mine}/comm"), os.open(mine, os.O_RDONLY)])
+    time.sleep({"lives": 10000, "has ended": 0}.get(sys.argv[1], 0))
+one = threading.Thread(target=thread)
+thread() if sys.argv[1] == "is the first" else one.start()
+if sys.argv[1] == "has ended":
+    one.join()
+while len(here) < 2:
+    time.sleep(0.01)
+open("/tmp/ready", "w").close()
+time.sleep(10000)
+"""
+
+
+@pytest.mark.parametrize("which", ["lives", "has ended"])
+def test_hazard_c09_an_open_file_of_one_thread_is_refused_at_the_capture_not_at_the_restore(
+    box: Box, which: str
+) -> None:
+    before = box.checkpoint()
+    box.put("/tmp/p.py", OF_A_THREAD.encode())
+    box.background(f"exec python3 /tmp/p.py '{which}'")
+    eventually(lambda: box.result("test -e /tmp/ready").ok, "the thread")
+    error = refused(box, box.checkpoint, NotCapturable)
+    assert "a file of a single thread" in error.message
+    box.rewind(before.id)
+
+
+def test_hazard_c09_an_open_file_of_a_first_thread_is_restored(box: Box) -> None:
+    box.put("/tmp/p.py", OF_A_THREAD.encode())
+    box.background("exec python3 /tmp/p.py 'is the first'")
+    eventually(lambda: box.result("test -e /tmp/ready").ok, "the thread")
+    point = box.checkpoint()
+    assert box.ask(ask.Verify, ref=point.id).proof.verdict == "proven"
+    box.rewind(point.id)
+    assert any("p.py" in " ".join(process.argv) for process in box.ask(ask.ProcessList))
+
+
 SEMAPHORE = """
 import os, time
 fd = os.eventfd(3, os.EFD_SEMAPHORE)

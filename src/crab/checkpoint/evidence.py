@@ -17,6 +17,7 @@ from crab.host.tuning import Tuning
 from crab.model import Struct
 
 _NUMBERED = re.compile(r"^(socket|pipe|anon_inode|mnt|net):\[?\d+\]?$")
+_OF_A_THREAD = re.compile(r"/proc/(\d+)/task/(\d+)\b")
 DELETED = " (deleted)"
 GHOST = ".cr_link"
 """What CRIU adds to the name of a deleted file that it makes again while another file has the name."""
@@ -169,6 +170,9 @@ def hindrance(seen: Seen) -> str:
         if target.endswith(DELETED) and stat.S_ISCHR(os.stat(f"/proc/{seen.pid}/fd/{fd}").st_mode):
             # nobody in a user namespace can make it anew (criu/files-reg.c: "Can't create node for ghost dev")
             return f"holds {target.removesuffix(DELETED)}, which was removed (a stop and a start bring it back)"
+        thread = _OF_A_THREAD.match(target)
+        if thread and thread[1] != thread[2]:  # files are opened before there are threads
+            return f"holds {target.removesuffix(DELETED)}, a file of a single thread"
     return ""
 
 
