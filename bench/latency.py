@@ -12,6 +12,8 @@ For three workloads (a shell with a sleeping child, redis, a 100 MB heap) in mil
   frozen_over_criu      the same for how long nothing ran, to plain CRIU and the snapshot of the files alone
   restore_ms_p50        recover after SIGKILL
   rewind_ms_p50         back to a checkpoint while it runs
+  compact_rewind_ms_p50 the same after `crab compact`, which put it together of parts of the one before
+  compact_over_rewind   ratio of the two
   fork8_ms              eight new sandboxes from one checkpoint, until all run
 """
 
@@ -29,6 +31,7 @@ import click
 import crab
 from bench.baseline import BareCriu
 from bench.figures import median, report, say, timed
+from crab.store.retention import Policy
 
 IMAGE = "bench-latency"
 SOURCE = "debian:bookworm+redis-server"
@@ -63,6 +66,9 @@ def measure(host: crab.Host, work: str, runs: int, criu: BareCriu) -> dict[str, 
             files.append(sandbox.checkpoint(policy="files", durable=False).timings.frozen_ms)
         taken = sandbox.checkpoint()
         rewinds = [timed(lambda: sandbox.rewind(taken.turn)) for _ in range(runs)]
+        host.prune(Policy(last=2), sandbox.name)
+        host.compact()
+        compact = [timed(lambda: sandbox.rewind(taken.turn)) for _ in range(runs)]
         restores = []
         for _ in range(runs):
             sandbox.kill()
@@ -89,6 +95,8 @@ def measure(host: crab.Host, work: str, runs: int, criu: BareCriu) -> dict[str, 
         ),
         "restore_ms_p50": median(restores),
         "rewind_ms_p50": median(rewinds),
+        "compact_rewind_ms_p50": median(compact),
+        "compact_over_rewind": round(statistics.median(compact) / statistics.median(rewinds), 3),
         "fork8_ms": median(forks),
     }
 

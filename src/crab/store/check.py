@@ -7,9 +7,9 @@ from crab.model import StoreCheck, StoreProblem, StoreStats
 from crab.store import packs
 from crab.store.closure import Closure
 from crab.store.documents import decode
-from crab.store.packs import Blob, Pack
+from crab.store.packs import Pack
 from crab.store.repository import Indexed, Record, Repository, write_index
-from crab.store.writing import LEVELS
+from crab.store.writing import repacked
 
 
 def check(repository: Repository, data: bool = False, repair: bool = False) -> StoreCheck:
@@ -150,17 +150,10 @@ class _Check:
         if not self._hurt:
             return []
         repository = self._repository
-        saved = [
-            Blob(identity, kind, repository.get(identity))
-            for pack, lost in self._hurt
-            for identity, kind, *_ in pack.list()
-            if identity not in lost
-        ]
-        made: list[Pack] = []
-        for kind in {blob.kind for blob in saved}:
-            pack, data = packs.build(repository.sealing, [blob for blob in saved if blob.kind == kind], LEVELS[kind])
-            self._objects.put(pack.name, data)
-            made.append(pack)
+        saved = (
+            (identity, kind) for pack, lost in self._hurt for identity, kind, *_ in pack.list() if identity not in lost
+        )
+        made = repacked(repository, saved)
         hurt = {pack.id for pack, _ in self._hurt}
         for name, found in repository.indexes().items():
             if any(pack.id in hurt for pack in found):

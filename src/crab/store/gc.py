@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterator
 
 from crab.errors import Damaged, NotFound
 from crab.model import StoreCollection, Struct
@@ -33,9 +34,8 @@ from crab.store import documents, packs
 from crab.store.closure import Closure
 from crab.store.folder import FolderObjects
 from crab.store.objects import Found, service_time
-from crab.store.packs import Blob, Pack
 from crab.store.repository import Repository, write_index
-from crab.store.writing import LEVELS, PACK
+from crab.store.writing import repacked
 
 _WORTH_REWRITING = 0.4
 """A pack of which less than that is needed is copied: it takes one write and one read to get the rest back."""
@@ -160,26 +160,15 @@ def _needed(repository: Repository, seen: set[bytes]) -> dict[bytes, int]:
 def _rewrite(repository: Repository, old: tuple[bytes, ...], seen: set[bytes]) -> list[bytes]:
     """Copy what is needed of some packs into new ones; the packs that nothing needs any more afterwards."""
     known = repository.known_packs()
-    waiting: dict[int, list[Blob]] = {}
-    made: list[Pack] = []
 
-    def send(kind: int) -> None:
-        pack, data = packs.build(repository.sealing, waiting.pop(kind), LEVELS[kind])
-        repository.objects.put(pack.name, data)
-        made.append(pack)
+    def needed() -> Iterator[tuple[bytes, int]]:
+        for identity in old:
+            for number, (blob, kind, *_) in enumerate(known[identity].list()):
+                place = repository.place(blob)
+                if blob in seen and place and (place[0].id, place[1]) == (identity, number):
+                    yield blob, kind
 
-    for identity in old:
-        pack = known[identity]
-        for number, (blob, kind, *_) in enumerate(pack.list()):
-            place = repository.place(blob)
-            if blob in seen and place and (place[0].id, place[1]) == (identity, number):
-                waiting.setdefault(kind, []).append(Blob(blob, kind, repository.get(blob, whole=True)))
-        for kind in list(waiting):
-            if sum(len(blob.data) for blob in waiting[kind]) >= PACK:
-                send(kind)
-    for kind in list(waiting):
-        send(kind)
-    if made:
+    if made := repacked(repository, needed()):
         write_index(repository, made)
     return list(old)
 

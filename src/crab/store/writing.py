@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -147,3 +149,27 @@ class Writer:
 
 def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)  # goes on while the machine sleeps, and nobody can set it
+
+
+def repacked(repository: Repository, blobs: Iterable[tuple[bytes, int]]) -> list[Pack]:
+    """Send blobs of the store once more, each given by its name and kind, in new packs that no index names yet. Holds about one
+    pack of each kind in memory. Raises `Damaged`, `StoreUnavailable`, `StoreRefused`, `NoSpace`."""
+    waiting: dict[int, list[Blob]] = {}
+    sizes: Counter[int] = Counter()
+    made: list[Pack] = []
+
+    def send(kind: int) -> None:
+        pack, data = packs.build(repository.sealing, waiting.pop(kind), LEVELS[kind])
+        sizes[kind] = 0
+        repository.objects.put(pack.name, data)
+        made.append(pack)
+
+    for identity, kind in blobs:
+        blob = Blob(identity, kind, repository.get(identity, whole=True))
+        waiting.setdefault(kind, []).append(blob)
+        sizes[kind] += len(blob.data)
+        if sizes[kind] >= PACK:
+            send(kind)
+    for kind in list(waiting):
+        send(kind)
+    return made
