@@ -34,9 +34,6 @@ _BUFFER = 1 << 20
 _EXTENT_TREE, _METADATA_ITEM, _TREE_BLOCK_REF = 2, 169, 176
 _EXTENT_ITEM = struct.Struct("=QQQ")  # references, generation, flags
 _REFERENCE = struct.Struct("=BQ")  # type, root
-_EXTENT_DATA, _INLINE = 108, 0
-_EXTENT_KIND_AT, _EXTENT_HEAD = 20, 21
-_ON_DISK = struct.Struct("=QQ")  # struct btrfs_file_extent_item: disk_bytenr, disk_num_bytes
 _ITEM_HEAD, _REFERENCE_SIZE = 25, 37
 _FS_INFO, _NODE_SIZE_AT = 0x8400941F, 32
 _SPACE_INFO = 0xC0109414
@@ -89,47 +86,15 @@ def _below(folder: Path) -> Iterator[os.DirEntry[str]]:
                 yield from _below(Path(entry.path))
 
 
-def extents(path: str) -> Iterator[tuple[int, int]]:
-    """Address and length on disk of each extent that a file refers to, compressed as it is, and the whole of it, also if the
-    file needs a part only: it stays as long as anybody does. What lies in the metadata is not among them."""
-    for kind, item in _items(path):
-        if kind == _EXTENT_DATA and item[_EXTENT_KIND_AT] != _INLINE:
-            address, length = _ON_DISK.unpack_from(item, _EXTENT_HEAD)
-            if address:
-                yield address, length
+def extents(path: str) -> set[tuple[int, int]]:
+    """Address and length on disk of each extent that a file refers to, compressed as it is, and the whole of it."""
+    return {(piece.address, piece.stored) for piece in btrfs.pieces(path)}
 
 
 def own_metadata(path: str) -> int:
     """Bytes that a file or folder takes in the tree of its subvolume, and its extents in that of extents; once."""
-    found = [(kind, len(item)) for kind, item in _items(path)]
-    data = sum(kind == _EXTENT_DATA for kind, _ in found)
-    return sum(size + _ITEM_HEAD for _, size in found) + data * (_REFERENCE_SIZE + _ITEM_HEAD)
-
-
-def _items(path: str) -> Iterator[tuple[int, bytes]]:
-    """Type and content of every item of an inode (fs/btrfs: INODE_ITEM, INODE_REF, XATTR_ITEM, EXTENT_DATA, …)."""
-    with _opened(path, os.O_NOFOLLOW) as descriptor:
-        inode = os.fstat(descriptor).st_ino
-        kind, offset = 0, 0
-        while True:
-            request = _request((0, inode, inode, offset, _WHOLE, 0, _WHOLE), (kind, 255))
-            fcntl.ioctl(descriptor, _SEARCH, request)
-            count, at = _KEY.unpack_from(request)[9], _KEY.size + 8
-            for _ in range(count):
-                _, _, offset, kind, length = _FOUND.unpack_from(request, at)
-                at += _FOUND.size
-                yield kind, bytes(request[at : at + length])
-                at += length
-            if not count:
-                return
-            offset += 1
-
-
-def _request(bounds: tuple[int, ...], kinds: tuple[int, int]) -> bytearray:
-    request = bytearray(_KEY.size + 8 + _BUFFER)
-    _KEY.pack_into(request, 0, *bounds, *kinds, 2**32 - 1, *(0,) * 5)
-    struct.pack_into("=Q", request, _KEY.size, _BUFFER)
-    return request
+    sizes = [len(item) + _ITEM_HEAD for _, item in btrfs.items(path)]
+    return sum(sizes) + len(btrfs.pieces(path)) * (_REFERENCE_SIZE + _ITEM_HEAD)
 
 
 def metadata(pool: Path, trees: set[int], own: int = 0) -> int:
@@ -160,7 +125,12 @@ def _nodes(descriptor: int) -> Iterator[list[int]]:
     """The trees that each node of the file system names."""
     address, more = 0, True
     while more:
-        request = _request((_EXTENT_TREE, address, _WHOLE, 0, _WHOLE, 0, _WHOLE), (_METADATA_ITEM, _METADATA_ITEM))
+        request = bytearray(_KEY.size + 8 + _BUFFER)
+        _KEY.pack_into(
+            request, 0, _EXTENT_TREE, address, _WHOLE, 0, _WHOLE, 0, _WHOLE, _METADATA_ITEM, _METADATA_ITEM, 2**32 - 1,
+            *(0,) * 5,
+        )  # fmt: skip
+        struct.pack_into("=Q", request, _KEY.size, _BUFFER)
         fcntl.ioctl(descriptor, _SEARCH, request)
         count = _KEY.unpack_from(request)[9]
         at, more = _KEY.size + 8, count > 0

@@ -440,10 +440,8 @@ class Compaction(Struct, kw_only=True):
     """Bytes that their images have."""
     own: int = 0
     """Bytes of those that no checkpoint before had, before they were compressed."""
-    damaged: tuple[str, ...] = ()
-    """Ids of checkpoints whose images are not what was captured; they were left as they are."""
-    left: tuple[str, ...] = ()
-    """Ids of those whose images were being read; the next time."""
+    failed: dict[str, str] = {}
+    """Ids of checkpoints that were left as they are, and why: damaged, being read, no room."""
 
 
 # ---------------------------------------------------------------- models

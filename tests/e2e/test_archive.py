@@ -378,7 +378,7 @@ def test_processes_of_an_earlier_checkpoint(
         first = box.checkpoint()
         box.run("echo later > /root/later")
         second = box.checkpoint(policy="files")
-        service._core.update_checkpoint(msgspec.structs.replace(second, processes_from=first.id))
+        service._core.change_checkpoint(second.id, processes_from=first.id)
         box.ask(ask.Export, ref="head", path=str(path), with_image=False)
     finally:
         box.ask(ask.Remove, force=True)

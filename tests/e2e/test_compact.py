@@ -12,7 +12,10 @@ from e2e.dying import dies
 
 from crab.daemon import requests as ask
 from crab.daemon.compacting import Compacting
+from crab.daemon.compacting import compacted as compacted_one
 from crab.daemon.service import Service
+from crab.engine.jobs import Urgency
+from crab.errors import Busy
 from crab.model import Checkpoint, Compaction
 
 pytestmark = [pytest.mark.kernel, pytest.mark.criu]
@@ -29,10 +32,14 @@ while True:
 """
 
 
-def aged(box: Box, turns: int = 3) -> list[Checkpoint]:
+SHELL = "kept=$(head -c 3000000 /dev/zero | tr '\\0' x); while :; do echo ${#kept} >>/root/said; sleep 0.05; done"
+"""Where there is no Python."""
+
+
+def aged(box: Box, turns: int = 3, script: str = "exec python3 /root/holder.py") -> list[Checkpoint]:
     """Checkpoints of a sandbox with 12 MB of memory, one of which changes."""
     box.put("/root/holder.py", HOLDER.encode())
-    box.background("exec python3 /root/holder.py")
+    box.background(script)
     eventually(lambda: box.read("/root/said"), "all of its memory")
     made: list[Checkpoint] = []
     for turn in range(turns):
@@ -43,7 +50,7 @@ def aged(box: Box, turns: int = 3) -> list[Checkpoint]:
 
 def compacted(service: Service) -> Compaction:
     made = service.handle(ask.Compact())
-    assert not made.damaged and not made.left
+    assert not made.failed
     assert os.listdir(service.state_dir / "process") == []
     return made
 
@@ -122,11 +129,53 @@ def test_images_that_are_damaged_stay_as_they_are(service: Service, box: Box, ca
     compacting.step()
     compacting.step()
     assert [record.levelname for record in caplog.records if victim.name in record.message] == ["ERROR"], "said once"
-    assert service.handle(ask.Compact()).damaged == (made[1].id,)
+    assert service.handle(ask.Compact()).failed.keys() == {made[1].id}
     assert service._core.ground.store.loose() == [made[1].id] and victim.read_bytes() == data
     assert not list(service._core.pool.staging.iterdir())
     box.rewind(made[2].id)
     assert box.read("/root/turn") == "2\n"
+
+
+def test_an_image_that_is_missing_is_said_once_and_the_others_are_done(
+    service: Service, box: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = aged(box, 3)
+    (service.state_dir / "process" / made[0].id / "pstree.img").unlink()
+    compacting = Compacting(service._core)
+    compacting.step()
+    compacting.step()
+    said = [record.message for record in caplog.records if made[0].id in record.message]
+    assert len(said) == 1 and "pstree.img is missing" in said[0]
+    assert set(service._core.ground.store.loose()) == {made[0].id, made[2].id}
+
+
+def test_what_an_interrupted_removal_has_linked_is_not_taken_for_the_heirs_own(service: Service, box: Box) -> None:
+    """The images would be gone with the checkpoint that has them."""
+    box.background("exec sleep 100000")
+    base = eventually(lambda: (one := box.checkpoint()).kind != "none" and one, "a first checkpoint")
+    heir = eventually(lambda: (one := box.checkpoint()).kind == "none" and one, "rest")
+    assert heir.processes_from is not None and base is not None
+    service._core.ground.store.inherit(heir.processes_from, heir.id)  # and then it was killed
+    for _ in range(2):
+        Compacting(service._core).step()
+        compacted_all = service.handle(ask.Compact())
+        assert not compacted_all.failed
+    box.ask(ask.RemoveCheckpoint, ref=heir.processes_from)
+    service.handle(ask.Compact())
+    assert box.ask(ask.Verify, ref=heir.id).proof.verdict == "proven"
+    box.ask(ask.Kill)
+    box.ask(ask.Recover)
+    assert any("sleep" in process.argv for process in box.ask(ask.ProcessList))
+
+
+def test_a_daemon_that_ends_waits_for_no_compaction(service: Service, box: Box) -> None:
+    made = aged(box, 2)
+    compacting = Compacting(service._core)
+    compacting.ends.set()
+    with pytest.raises(Busy):
+        compacted_one(service._core, made[0], Urgency.BACKGROUND, compacting._ends)
+    assert set(service._core.ground.store.loose()) == {one.id for one in made}
+    assert not service._core.ground.store.is_compact(made[0].id)
 
 
 MOMENTS = [
@@ -143,7 +192,7 @@ MOMENTS = [
 def test_a_daemon_that_is_killed_while_it_makes_checkpoints_compact_loses_none(second_state: Path) -> None:
     with Service.open(second_state) as service:
         box = Box(service, service.handle(ask.Create(image="small")).name)
-        made = aged(box, 2)
+        made = aged(box, 2, SHELL)
     for moment, side in MOMENTS:
         with Service.open(second_state) as service:
             box = Box(service, box.name)

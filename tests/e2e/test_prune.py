@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from e2e.box import Box
+from e2e.box import Box, eventually
 
+from crab.daemon import pruning as pruning_module
 from crab.daemon import requests as ask
+from crab.daemon.core import Core
 from crab.daemon.pruning import Pruning
 from crab.daemon.service import Service
 from crab.errors import InvalidRequest
@@ -87,3 +89,56 @@ def test_a_branch_that_was_left_stays_unless_told_otherwise(service: Service, bo
     assert {one.id for one in box.ask(ask.Turns, every=True)} == {left.id, head.id}, "one is the newest, one the head"
     with pytest.raises(InvalidRequest):
         service.handle(ask.Prune(policy=Policy(labelled=False, heads=False), sandbox=box.name))
+
+
+def test_what_got_a_label_meanwhile_stays_and_what_cannot_be_removed_is_said(
+    service: Service, make_box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, other = make_box(), make_box()
+    made = [box.checkpoint() for _ in range(4)]
+    others = [other.checkpoint() for _ in range(2)]
+    real = pruning_module.doomed
+
+    def labelling(core: Core, policy: Policy) -> dict[str, list[Checkpoint]]:
+        found = real(core, policy)
+        box.ask(ask.Label, ref=made[1].id, label="precious")
+        return found
+
+    monkeypatch.setattr(pruning_module, "doomed", labelling)
+    manifest = service._core.ground.store.path(made[3].id) / "manifest.json"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"{")
+    with service._core.operation(other.name, "a test"):
+        done = service.handle(ask.Prune(policy=Policy(last=1)))
+    assert "busy" in done.stays[others[0].id]
+    assert "cannot be read" in done.stays[made[2].id], "its child cannot be told who its parent is"
+    assert made[1].id not in done.removed
+    left = {one.id for one in box.ask(ask.Turns, every=True)}
+    assert left == {one.id for one in made} - set(done.removed)
+    manifest.write_bytes(whole)
+    assert not service.handle(ask.Prune(policy=Policy(last=1))).stays
+    assert {one.id for one in box.ask(ask.Turns, every=True)} == {made[1].id, made[3].id}
+
+
+def test_a_source_is_not_pruned_while_a_fork_takes_a_checkpoint_that_builds_on_it(service: Service, box: Box) -> None:
+    box.background("exec sleep 100000")
+    base = eventually(lambda: (one := box.checkpoint()).kind == "none" and one, "rest")
+    mine = {one.id for one in box.ask(ask.Turns, every=True)}
+
+    def forked() -> tuple[Box, set[str]] | None:
+        (fork,) = box.fork(ref=base.id)
+        taken = fork.checkpoint()
+        pointed = {taken.processes_from, taken.files_from} & mine
+        return (fork, pointed) if pointed else None  # else all of it was captured anew
+
+    fork, pointed = eventually(forked, "a checkpoint of a fork that has something of its source")
+    box.run("echo >/root/more")
+    box.checkpoint()
+    box.checkpoint()
+    with service._core.operation(fork.name, "a checkpoint"):
+        done = service.handle(ask.Prune(policy=Policy(last=1), sandbox=box.name))
+    assert all("busy" in done.stays[one] for one in pointed)
+    service.handle(ask.Prune(policy=Policy(last=1), sandbox=box.name))
+    fork.ask(ask.Kill)
+    fork.ask(ask.Recover)
+    assert sleeping(fork) == ["100000"]

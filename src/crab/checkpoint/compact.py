@@ -18,7 +18,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,6 +34,9 @@ that has it, four pages some 4 KiB of one, as far as they compress."""
 _FEW, _SHARE = 256, 4
 """Pieces that the memory of a dump may always lie in; beyond that, and one for so many pages, all of it is written anew. A
 piece costs some 0.15 ms of a restore that finds nothing in memory."""
+_HELD, _LITTLE = 2, 1 << 20
+"""How many times the bytes that a dump needs of extents it may hold (and so many more): an extent stays whole as long as a part
+of it is needed. Beyond that it is written anew."""
 _ZEROS = 128 << 10
 """Bytes of the zeros that all zeros are parts of: what is compressed at once."""
 
@@ -46,9 +49,15 @@ class Compacted(Struct, kw_only=True):
     """That no earlier checkpoint has."""
 
 
-def compact(images: Path, names: Iterable[str], target: Path, before: Path | None) -> Compacted:
+def compact(
+    images: Path,
+    names: Iterable[str],
+    target: Path,
+    before: Path | None,
+    look: Callable[[], object] = lambda: None,
+) -> Compacted:
     """Write the images of those names anew, into a folder that does not exist yet, on the file system of `before`: the same of
-    an earlier checkpoint. All is on disk on return.
+    an earlier checkpoint. All is on disk on return. Every few hundred KiB it has a `look`, which ends it by raising something.
 
     Raises OSError, `NoSpace`; what is in `target` then is the caller's to remove.
     """
@@ -58,9 +67,10 @@ def compact(images: Path, names: Iterable[str], target: Path, before: Path | Non
         target.mkdir(mode=stat.S_IMODE(images.stat().st_mode))
         btrfs.compress(target)
         sources = _Sources(stack, target / _NEW, before)
-        contents = _contents(images, before, sources)
+        contents = _contents(images, before, sources, look)
         sources.flush()
         for name in names:
+            look()
             path, new = images / name, target / name
             mode = stat.S_IMODE(path.stat().st_mode)
             if name in contents:
@@ -77,7 +87,9 @@ def compact(images: Path, names: Iterable[str], target: Path, before: Path | Non
     return Compacted(size=size, own=own)
 
 
-def _contents(images: Path, before: Path | None, sources: _Sources) -> dict[str, list[Extent]]:
+def _contents(
+    images: Path, before: Path | None, sources: _Sources, look: Callable[[], object]
+) -> dict[str, list[Extent]]:
     """What the files with pages consist of; empty if the images are not understood: then they are copied as they are."""
     try:
         now = Layout(images)
@@ -86,14 +98,16 @@ def _contents(images: Path, before: Path | None, sources: _Sources) -> dict[str,
         earlier = _earlier(before) if before is not None else None
     except (FileNotFoundError, ValueError):
         return {}
-    return dict(contents_of(now, earlier, sources.put, lambda blob: 0, _LEAST))
+    return dict(contents_of(now, earlier, sources.put, lambda blob: 0, least=_LEAST, look=look))
 
 
 def _earlier(before: Path) -> Earlier | None:
     layout = Layout(before)
     sizes = {name: (before / name).stat().st_size for name in layout.files}
-    pieces = sum(btrfs.pieces(before / name) for name in sizes)
-    if pieces > _FEW + sum(sizes.values()) // PAGE // _SHARE:
+    pieces = [piece for name in sizes for piece in btrfs.pieces(before / name)]
+    held = sum({piece.address: piece.stored for piece in pieces}.values())
+    used = sum(piece.used for piece in pieces)
+    if len(pieces) > _FEW + sum(sizes.values()) // PAGE // _SHARE or held > _LITTLE + _HELD * used:
         return None
     return Earlier(layout, {name: Extents([Extent(name.encode(), 0, size)]) for name, size in sizes.items()})
 

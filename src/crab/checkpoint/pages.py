@@ -68,9 +68,12 @@ class Layout:
         space, name = path.stem.removeprefix("pagemap-"), f"{PREFIX}{head['address']}.img"  # field 1 of the head
         stretches, places = self.files.setdefault(name, []), self.spaces.setdefault(space, {})
         offset = stretches[-1].offset + stretches[-1].pages * PAGE if stretches else 0
+        size = (self.folder / name).stat().st_size
         for entry in entries:
             if entry.get("flags", _PRESENT) & _PRESENT:
                 count = entry.get("count64") or entry.get("count", 0)
+                if not 0 <= count <= (size - offset) // PAGE:  # before it is believed: every page takes memory here
+                    raise ValueError(f"{path} speaks of more pages than there are")
                 stretches.append(Stretch(space, entry["address"], count, offset))
                 places.update(
                     (entry["address"] + number * PAGE, (name, offset + number * PAGE)) for number in range(count)
@@ -104,10 +107,15 @@ def contents_of(
     before: Earlier | None,
     put: Callable[[bytes], bytes],
     size_of: Callable[[bytes], int],
+    group: int = _WINDOW,
+    *,
     least: int = 1,
+    look: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[str, list[Extent]]]:
-    """What every file of pages consists of. `put` stores a blob and names it; `size_of` is the size of one that is stored. What
-    is there already in fewer than `least` pages in a row is written anew.
+    """What every file of pages consists of. `put` stores a blob and names it; `size_of` is the size of one that is stored. New
+    pages go into blobs of `group` pages. What
+    is there already in fewer than `least` pages in a row is written anew. Every few hundred KiB it has a `look`, which ends it
+    by raising something.
 
     Raises OSError.
     """
@@ -116,9 +124,9 @@ def contents_of(
         files = _Files(stack)
         sources = [before] if before else []
         for name in now.in_order():
-            match = _Match(now, [*sources, Earlier(now, done)], files, name)
+            match = _Match(now, [*sources, Earlier(now, done)], files, name, look)
             plan = _without_crumbs(match.plan(size_of), least * PAGE)
-            content = joined(_written(plan, files.of(now.folder / name), put, _WINDOW))
+            content = joined(_written(plan, files.of(now.folder / name), put, group))
             done[name] = Extents(content)
             yield name, content
 
@@ -140,11 +148,14 @@ class _Files:
 class _Match:
     """Finds the pages of one file in what is stored."""
 
-    def __init__(self, now: Layout, sources: list[Earlier], files: _Files, name: str) -> None:
+    def __init__(
+        self, now: Layout, sources: list[Earlier], files: _Files, name: str, look: Callable[[], object]
+    ) -> None:
         self._now = now
         self._sources = sources
         self._files = files
         self._name = name
+        self._look = look
 
     def plan(self, size_of: Callable[[bytes], int]) -> list[Extent | tuple[int, int]]:
         """The content: extents of what is stored, and (offset, size) in the file of what is not."""
@@ -168,6 +179,7 @@ class _Match:
         for stretch in self._now.files[self._name]:
             for first in range(0, stretch.pages, _WINDOW):
                 count = min(_WINDOW, stretch.pages - first)
+                self._look()
                 data = os.pread(file, count * PAGE, stretch.offset + first * PAGE)
                 yield from self._window(
                     stretch.space, stretch.address + first * PAGE, stretch.offset + first * PAGE, data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from crab.cli.session import Session, json_option
-from crab.cli.text import Table, pairs, size
+from crab.cli.text import clean, size
 from crab.model import Compaction
 
 
@@ -20,18 +20,13 @@ def compact(session: Session) -> None:
     """
     with session.host() as host:
         made = host.compact()
-    session.show(made, lambda: compaction_table(made))
+    session.show(made, lambda: compaction_text(made))
 
 
-def compaction_table(made: Compaction) -> Table:
+def compaction_text(made: Compaction) -> str:
     """What was done, and what was not."""
-    left = f"{', '.join(made.left)}: being read, they go the next time" if made.left else ""
-    damaged = f"{', '.join(made.damaged)}: not what was captured, left as they are" if made.damaged else ""
-    return pairs(
-        {
-            "made compact": f"{made.checkpoints} checkpoints with {size(made.size)} of process images",
-            "their own": f"{size(made.own)}, before compression",
-            "left": left,
-            "damaged": damaged,
-        }
-    )
+    lines = [
+        f"{made.checkpoints} checkpoints with {size(made.size)} of process images; "
+        f"{size(made.own)} are their own, before compression"
+    ]
+    return "\n".join(lines + [clean(f"{identity} was left as it is: {why}") for identity, why in made.failed.items()])

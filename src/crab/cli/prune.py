@@ -7,7 +7,7 @@ import click
 from crab.cli.keeping import keeping
 from crab.cli.session import Session, json_option
 from crab.cli.text import clean
-from crab.daemon.requests import Removed
+from crab.daemon.requests import Pruned
 from crab.errors import InvalidRequest
 from crab.store.retention import Policy
 
@@ -34,8 +34,9 @@ def prune(session: Session, sandbox: str, everything: bool, policy: Policy | Non
     session.show(removed, lambda: pruned_text(removed, dry_run))
 
 
-def pruned_text(done: Removed, dry: bool) -> str:
-    """How many, and which."""
+def pruned_text(done: Pruned, dry: bool) -> str:
+    """How many, which, and what stays all the same."""
     count = len(done.removed)
     what = f"{count} checkpoint{'' if count == 1 else 's'} {'would be ' if dry else ''}removed"
-    return clean(f"{what}: {', '.join(done.removed)}") if done.removed else what
+    lines = [f"{what}: {', '.join(done.removed)}" if done.removed else what]
+    return "\n".join(lines + [clean(f"{identity} stays: {why}") for identity, why in done.stays.items()])

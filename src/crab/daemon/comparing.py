@@ -101,11 +101,15 @@ def verified(core: Core, record: Record, checkpoint: Checkpoint, urgency: Urgenc
     """The same of a checkpoint of a sandbox. Raises `NotFound` if it is removed meanwhile."""
     try:
         manifest, with_processes = checked(core, checkpoint)
-    except (Damaged, Incompatible) as error:
+    except (Damaged, Incompatible, NotFound) as error:
+        if moved := _moved(core, checkpoint):
+            return verified(core, record, moved, urgency)
+        if isinstance(error, NotFound):
+            raise
         proof = Proof(verdict="failed", reason=error.message)
         if isinstance(error, Damaged):
             with contextlib.suppress(Damaged):
-                core.update_checkpoint(msgspec.structs.replace(checkpoint, proof=proof))
+                core.change_checkpoint(checkpoint.id, proof=proof)
         return Verification(checkpoint=checkpoint.id, proof=proof, differences=(error.message,))
     # a range of ids that no sandbox has; it is not reserved, as ids of a scratch sandbox touch nothing of another
     scratch = core.incarnation(
@@ -117,7 +121,16 @@ def verified(core: Core, record: Record, checkpoint: Checkpoint, urgency: Urgenc
             result = verify(core.ground, manifest, with_processes, scratch)
     finally:
         scratch.destroy("the trial is over")
-    core.update_checkpoint(
-        msgspec.structs.replace(core.registry.checkpoint(checkpoint.id) or checkpoint, proof=result.proof)
-    )
+    if result.proof.verdict == "failed" and (moved := _moved(core, checkpoint)):
+        return verified(core, record, moved, urgency)
+    core.change_checkpoint(checkpoint.id, proof=result.proof)
     return result
+
+
+def _moved(core: Core, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The checkpoint as it is now, if what it has from others lies elsewhere since it was read: that it could not be restored
+    then says nothing. Raises `NotFound` if it was removed."""
+    now = core.registry.checkpoint(checkpoint.id)
+    if now is None:
+        raise NotFound(f"checkpoint {checkpoint.id} was removed a moment ago", remedy="`crab turns` lists the others")
+    return now if (now.files_from, now.processes_from) != (checkpoint.files_from, checkpoint.processes_from) else None

@@ -14,6 +14,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -82,6 +83,8 @@ class Core:
         self._lock_file = lock
         self._lives: dict[str, Incarnation] = {}
         self._busy: dict[str, str] = {}
+        self._changing = threading.Lock()
+        """Of manifests."""
         self._mutex = threading.Lock()
         self._free = threading.Condition(self._mutex)
         self._trash = threading.Event()
@@ -301,11 +304,21 @@ class Core:
         """Manifest of a published checkpoint. Raises `NotFound`, `Damaged` or `Incompatible`."""
         return manifests.decode(self.ground.store.manifest(identity))
 
-    def update_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Rewrite the part of a manifest that may change: label, proof, parent."""
-        manifest = msgspec.structs.replace(self.manifest(checkpoint.id), checkpoint=checkpoint)
-        self.ground.store.rewrite_manifest(checkpoint.id, manifests.encode(manifest))
-        return self.registry.index(checkpoint)
+    def change(self, identity: str, change: Callable[[Manifest], Manifest]) -> Checkpoint:
+        """Rewrite the manifest of a checkpoint. Others may change it at the same time, so it is read for it. Raises `NotFound`,
+        `Damaged`, `NoSpace`."""
+        with self._changing:
+            manifest = change(self.manifest(identity))
+            self.ground.store.rewrite_manifest(identity, manifests.encode(manifest))
+            return self.registry.index(manifest.checkpoint)
+
+    def change_checkpoint(self, identity: str, **fields: Any) -> Checkpoint:
+        """The same of some fields of a `Checkpoint`: label, proof, parent."""
+
+        def changed(manifest: Manifest) -> Manifest:
+            return msgspec.structs.replace(manifest, checkpoint=msgspec.structs.replace(manifest.checkpoint, **fields))
+
+        return self.change(identity, changed)
 
     def forget(self, sandbox: str) -> None:
         """A sandbox is gone, and what only its past was good for."""

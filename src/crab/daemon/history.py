@@ -22,13 +22,12 @@ from crab.checkpoint.restore import restore
 from crab.daemon import requests as ask
 from crab.daemon.core import Core, new_id
 from crab.daemon.dispatch import answers
-from crab.daemon.heirs import hand_over
+from crab.daemon.heirs import drop
 from crab.daemon.judging import judged
-from crab.daemon.lifecycle import needed_checkpoints
 from crab.daemon.past import note_fork, note_return, noting, owes, returning
 from crab.daemon.registry import Owed, Record
 from crab.engine.jobs import Urgency
-from crab.errors import AlreadyExists, InUse, InvalidRequest, NotCapturable, NotFound, WrongState
+from crab.errors import AlreadyExists, InvalidRequest, NotCapturable, NotFound, WrongState
 from crab.inspector.inspector import Observation
 from crab.model import Checkpoint, CheckpointKind, Decision, PolicyName, Proof, Return, Sandbox, State, Struct, Timings
 from crab.sandbox import box, settle
@@ -485,7 +484,7 @@ def label(core: Core, request: ask.Label) -> Checkpoint:
                 f"sandbox {record.name} has a checkpoint labelled {request.label!r}",
                 remedy="choose another label, or take it away there first",
             )
-        return core.update_checkpoint(msgspec.structs.replace(checkpoint, label=request.label))
+        return core.change_checkpoint(checkpoint.id, label=request.label)
 
 
 @answers(ask.RemoveCheckpoint)
@@ -493,20 +492,5 @@ def remove_checkpoint(core: Core, request: ask.RemoveCheckpoint) -> ask.Removed:
     """Remove a checkpoint; its children become those of its parent, and what they need of it becomes theirs."""
     with core.operation(request.sandbox, "rm-checkpoint") as record:
         checkpoint = find(core, record, request.ref)
-        drop(core, checkpoint)
+        drop(core, checkpoint.id, record.id)
         return ask.Removed(removed=(checkpoint.id,))
-
-
-def drop(core: Core, checkpoint: Checkpoint) -> None:
-    """The same for a caller that holds the operation of its sandbox. Raises `InUse`, OSError, `NoSpace`; then nothing is
-    missing."""
-    hand_over(core, checkpoint)
-    if reason := needed_checkpoints(core).get(checkpoint.id):
-        raise InUse(
-            f"checkpoint {checkpoint.id} cannot be removed: {reason}",
-            remedy="remove what needs it first, or take another checkpoint",
-        )
-    for child in core.registry.checkpoints():
-        if child.parent == checkpoint.id:
-            core.update_checkpoint(msgspec.structs.replace(child, parent=checkpoint.parent))
-    core.drop_checkpoint(checkpoint.id)

@@ -247,6 +247,17 @@ class Registry:
                 found.append(msgspec.json.decode(row, type=Checkpoint))
         return found
 
+    def related(self, identity: str) -> list[Checkpoint]:
+        """The other checkpoints that say something of this one: children, and those that have a part from it."""
+        query = "SELECT record FROM checkpoints WHERE id != ?1 AND (parent = ?1 OR instr(record, CAST(?1 AS BLOB)))"
+        with self._lock:
+            rows = self._db.execute(query, (identity,)).fetchall()
+        found: list[Checkpoint] = []
+        for (row,) in rows:
+            with suppress(msgspec.DecodeError):
+                found.append(msgspec.json.decode(row, type=Checkpoint))
+        return [one for one in found if identity in (one.parent, one.files_from, one.processes_from)]
+
     def checkpoint(self, identity: str) -> Checkpoint | None:
         with self._lock:
             row = self._db.execute("SELECT record FROM checkpoints WHERE id = ?", (identity,)).fetchone()

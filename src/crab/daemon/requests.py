@@ -70,6 +70,15 @@ class Removed(Struct, kw_only=True):
     """What stays because something else builds on it."""
 
 
+class Pruned(Struct, kw_only=True):
+    """What came of a retention policy."""
+
+    removed: tuple[str, ...] = ()
+    """Checkpoints that were removed (or would be)."""
+    stays: dict[str, str] = {}
+    """Those that could not be, and why."""
+
+
 class Copied(Struct, kw_only=True):
     """What was copied."""
 
@@ -426,7 +435,7 @@ class Prune(Request, kw_only=True):
     get."""
 
     operation = "prune"
-    returns = Removed
+    returns = Pruned
     policy: Policy
     sandbox: str = ""
     dry: bool = False

@@ -123,6 +123,11 @@ class Engine:
             self._give_up()
             return place
 
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for a job that has not begun."""
+        with self._lock:
+            return any(place.job.urgency == Urgency.URGENT for place in self._waiting.values())
+
     def give_up_background(self) -> None:
         """Begin no job any more for which nobody waits; those that wait for their turn raise `Busy`."""
         with self._lock:

@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -443,18 +443,58 @@ def compress(folder: AnyPath) -> None:
         os.setxattr(folder, "btrfs.compression", b"zstd")
 
 
-_FIEMAP = 0xC020660B  # _IOWR('f', 11, struct fiemap), linux/fiemap.h
+class Piece(NamedTuple):
+    """A part of a file's data. Bytes."""
+
+    address: int
+    """Of the extent that it lies in."""
+    stored: int
+    """What that takes on disk, all of it: it stays as long as anybody needs a part."""
+    used: float
+    """The part of that which this file needs."""
 
 
-def pieces(path: AnyPath) -> int:
-    """In how many pieces a file lies on disk (as far as it does)."""
-    request = bytearray(struct.pack("=QQIIII", 0, 2**64 - 1, 0, 0, 0, 0))
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.ioctl(descriptor, _FIEMAP, request)
-    finally:
-        os.close(descriptor)
-    return int(struct.unpack_from("=I", request, 20)[0])
+_EXTENT_DATA, _INLINE = 108, 0
+_FILE_EXTENT = struct.Struct("=QQBBHBQQQQ")
+"""struct btrfs_file_extent_item: transaction, size in memory, compression, 2 × unused, kind; of one that is not inline address,
+size on disk, offset, size of the part."""
+
+
+def pieces(path: AnyPath) -> list[Piece]:
+    """The parts that a file's data lies in, as far as it is on disk and not in the metadata."""
+    found: list[Piece] = []
+    for kind, item in items(path):
+        if kind == _EXTENT_DATA and len(item) >= _FILE_EXTENT.size:
+            _, memory, _, _, _, where, address, stored, _, size = _FILE_EXTENT.unpack_from(item)
+            if where != _INLINE and address:  # 0 is a hole
+                found.append(Piece(address, stored, stored * size / memory))
+    return found
+
+
+def items(path: AnyPath) -> Iterator[tuple[int, bytes]]:
+    """Type and content of every item of a file or folder in the tree of its subvolume (linux/btrfs_tree.h)."""
+    room = 1 << 16
+    with _calling(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            inode = os.fstat(descriptor).st_ino
+            kind, offset, most = 0, 0, 2**64 - 1
+            while True:
+                key = struct.pack("=7Q4I", 0, inode, inode, offset, most, 0, most, kind, 255, 1 << 31, 0)
+                search = bytearray(key.ljust(104, b"\0") + struct.pack("=Q", room) + bytes(room))
+                _ioctl(descriptor, _TREE_SEARCH_V2, search)
+                (count,) = struct.unpack_from("=I", search, 64)
+                if not count:
+                    return
+                at = 112
+                for _ in range(count):
+                    _, _, offset, kind, length = _SEARCH_ITEM.unpack_from(search, at)
+                    at += _SEARCH_ITEM.size
+                    yield kind, bytes(search[at : at + length])
+                    at += length
+                offset += 1
+        finally:
+            os.close(descriptor)
 
 
 _INODE_ITEM = 1

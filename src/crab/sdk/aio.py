@@ -132,7 +132,7 @@ class AsyncHost:
         while the host is idle."""
         return await self.call(ask.Compact())
 
-    async def prune(self, policy: ask.Policy, sandbox: str = "", *, dry: bool = False) -> ask.Removed:
+    async def prune(self, policy: ask.Policy, sandbox: str = "", *, dry: bool = False) -> ask.Pruned:
         """Remove the checkpoints that the policy does not keep, of one sandbox or of all; `dry`: only say which."""
         return await self.call(ask.Prune(policy=policy, sandbox=sandbox, dry=dry))
 

@@ -128,7 +128,7 @@ class Host:
         while the host is idle."""
         return self.call(ask.Compact())
 
-    def prune(self, policy: ask.Policy, sandbox: str = "", *, dry: bool = False) -> ask.Removed:
+    def prune(self, policy: ask.Policy, sandbox: str = "", *, dry: bool = False) -> ask.Pruned:
         """Remove the checkpoints that the policy does not keep, of one sandbox or of all; `dry`: only say which."""
         return self.call(ask.Prune(policy=policy, sandbox=sandbox, dry=dry))
 

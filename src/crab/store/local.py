@@ -177,6 +177,7 @@ class LocalStore:
     def adopt(self, identity: str, folder: Path, artefacts: tuple[Artefact, ...]) -> None:
         """Let a copy of a checkpoint's images, which is on disk, stand for them from now on. Raises `Damaged` if it is not
         equal to what was captured, FileNotFoundError if the checkpoint is gone; then nothing has changed."""
+        assert artefacts, f"checkpoint {identity} has no images of its own"
         self._check(identity, folder, artefacts)
         with self._lock:
             folder.rename(self._folder / identity / PROCESS)
@@ -198,8 +199,9 @@ class LocalStore:
         """Replace the manifest of a published checkpoint (its label or proof changed), atomically."""
         path = self.path(identity) / MANIFEST
         new = path.with_suffix(".new")
-        _write(new, manifest)
-        new.rename(path)
+        with btrfs.checked(path):
+            _write(new, manifest)
+            new.rename(path)
 
     def path(self, identity: str) -> Path:
         """Folder of a published checkpoint. Raises `NotFound`."""

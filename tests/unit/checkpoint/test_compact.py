@@ -11,12 +11,12 @@ import pytest
 from bench.stored import extents
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.checkpoint.dumps import Dump, dumps, space
+from unit.checkpoint.dumps import Dump, dumps, image, space
 from unit.disks import MIB, btrfs_disk
 
 from crab.checkpoint import compact
 from crab.checkpoint.compact import Compacted
-from crab.checkpoint.pages import PAGE
+from crab.checkpoint.pages import PAGE, Layout
 from crab.errors import NoSpace
 from crab.host import btrfs
 
@@ -98,12 +98,51 @@ def test_memory_in_too_many_pieces_is_written_anew(tmp_path: Path, place: Path) 
     for turn in range(12):
         target = place / str(turn)
         made(Dump(tmp_path / str(turn), {1: space(*numbers)}).folder, target, before)
-        pieces = btrfs.pieces(target / "pages-1.img")
+        pieces = len(btrfs.pieces(target / "pages-1.img"))
         assert pieces <= 256 + 1500 // 4 + 2 * 100
         most, before = max(most, pieces), target
         for changed in range(turn % 15, 1500, 15):
             numbers[changed] += 10**6
     assert most > 256, "the bound was reached"
+
+
+def test_no_dump_holds_much_more_than_it_needs(tmp_path: Path, place: Path) -> None:
+    """An extent stays as long as one page of it is needed."""
+    pages = {(1 << 24) + number * PAGE: noise(number) for number in range(1600)}
+    before: Path | None = None
+    for turn in range(120):
+        target = place / str(turn)
+        made(Dump(tmp_path / str(turn), {1: pages}).folder, target, before)
+        shutil.rmtree(tmp_path / str(turn))
+        if before:
+            shutil.rmtree(before)
+        btrfs.sync(place)
+        before = target
+        assert on_disk(target) <= (1 << 20) + 2 * 1600 * PAGE + 100 * PAGE
+        for changed in range(turn * 32 % 1600, turn * 32 % 1600 + 32):
+            pages[(1 << 24) + changed * PAGE] = noise(changed)
+
+
+def test_it_can_be_left_off_at_any_moment(tmp_path: Path, place: Path) -> None:
+    dump = Dump(tmp_path / "1", {1: space(*range(1, 400)), 2: space(*range(500, 700))})
+    for moment in range(12):
+        looks = iter(range(moment))
+
+        def look(looks: Iterator[int] = looks) -> None:
+            if next(looks, None) is None:
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            compact.compact(dump.folder, sorted(os.listdir(dump.folder)), place / f"left-{moment}", None, look)
+    made(dump.folder, place / "1")
+
+
+def test_a_pagemap_that_speaks_of_more_pages_than_there_are_is_not_believed(tmp_path: Path, place: Path) -> None:
+    dump = Dump(tmp_path / "1", {1: space(1, 2, 3)})
+    image(dump.folder / "pagemap-1.img", [(1, 0, 1)], [(1, 0, 1 << 24), (2, 0, 1 << 40), (4, 0, 4)])
+    with pytest.raises(ValueError, match="more pages than there are"):
+        Layout(dump.folder)
+    made(dump.folder, place / "1")
 
 
 def test_images_that_are_not_understood_are_copied(tmp_path: Path, place: Path) -> None:
