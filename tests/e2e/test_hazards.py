@@ -285,8 +285,34 @@ def test_hazard_c09_an_open_file_of_one_thread_is_refused_at_the_capture_not_at_
     box.background(f"exec python3 /tmp/p.py '{which}'")
     eventually(lambda: box.result("test -e /tmp/ready").ok, "the thread")
     error = refused(box, box.checkpoint, NotCapturable)
-    assert "a file of a single thread" in error.message
+    assert "a file of a single thread open" in error.message
     box.rewind(before.id)
+
+
+READS_NAMES = """
+import threading, time
+threading.Thread(target=time.sleep, args=(10000,), daemon=True).start()
+other = threading.enumerate()[1].native_id
+n = 0
+while True:
+    with open(f"/proc/self/task/{other}/comm") as f:
+        f.read()
+        time.sleep(0.003)
+    time.sleep(0.003)
+    n += 1
+    if n == 20:
+        open("/tmp/ready", "w").close()
+"""
+
+
+def test_hazard_c09_who_reads_a_file_of_a_thread_and_closes_it_is_captured_when_it_is_closed(box: Box) -> None:
+    box.put("/tmp/p.py", READS_NAMES.encode())
+    box.background("exec python3 /tmp/p.py")
+    eventually(lambda: box.result("test -e /tmp/ready").ok, "the reader")
+    points = [box.checkpoint(policy="always", durable=False) for _ in range(10)]
+    assert any(point.timings.attempts > 1 for point in points), "it was never open"
+    for point in points:
+        assert box.ask(ask.Verify, ref=point.id).proof.verdict == "proven"
 
 
 def test_hazard_c09_an_open_file_of_a_first_thread_is_restored(box: Box) -> None:

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from crab.checkpoint import criulog, imagefiles
-from crab.checkpoint.evidence import Evidence, evidence_of, hindrance, look
+from crab.checkpoint.evidence import Evidence, evidence_of, file_of_a_thread, hindrance, look
 from crab.checkpoint.ground import Ground
 from crab.errors import CaptureFailed, CrabError, NoSpace, NotCapturable, SandboxGone
 from crab.host import btrfs, clocks, connections, network, processes
@@ -263,6 +263,8 @@ def _look(incarnation: Incarnation) -> Captured:
                 f"sandbox {incarnation.name} was not captured: process {one.inner} {reason}; it runs on",
                 remedy="end that process, or what it does; the next turn captures again",
             )
+        if held := file_of_a_thread(one):
+            raise _Again(f"Error: process {one.inner} holds {held}, a file of a single thread")
     unread = connections.most_unread(incarnation.pid)
     if unread > connections.restorable_unread():
         raise _Again(f"Error: {unread} bytes unread in a TCP connection")

@@ -12,6 +12,7 @@ _TRANSIENT = (
     "In-flight connection",  # a TCP connection that is not accepted yet
     "unread in a TCP connection",
     "foreground group of a terminal",  # a job has ended, its shell is about to take the terminal back
+    "a file of a single thread",
     "Unable to freeze",
     "Unix socket with queued in-flight",
     "has a pending connection",
@@ -60,6 +61,11 @@ _CAUSES = (
         re.compile(r"foreground group of a terminal"),
         "no process is left of the job in the foreground of a terminal, and its shell does not take the terminal back",
         "end that shell before the turn ends",
+    ),
+    Cause(
+        re.compile(r"process (\d+) holds \S+, a file of a single thread"),
+        "process {} has a file of a single thread open (/proc/PID/task/TID)",
+        "close it before the turn ends",
     ),
     Cause(
         re.compile(r"packetized mode for pipes"),

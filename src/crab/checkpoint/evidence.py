@@ -170,9 +170,16 @@ def hindrance(seen: Seen) -> str:
         if target.endswith(DELETED) and stat.S_ISCHR(os.stat(f"/proc/{seen.pid}/fd/{fd}").st_mode):
             # nobody in a user namespace can make it anew (criu/files-reg.c: "Can't create node for ghost dev")
             return f"holds {target.removesuffix(DELETED)}, which was removed (a stop and a start bring it back)"
+    return ""
+
+
+def file_of_a_thread(seen: Seen) -> str:
+    """What a process has open of `/proc/PID/task/TID` of a thread that is not its first; empty if nothing. A restore opens
+    files before there are threads. Mostly somebody reads something and closes it again."""
+    for target in seen.descriptors.values():
         thread = _OF_A_THREAD.match(target)
-        if thread and thread[1] != thread[2]:  # files are opened before there are threads
-            return f"holds {target.removesuffix(DELETED)}, a file of a single thread"
+        if thread and thread[1] != thread[2]:
+            return target.removesuffix(DELETED)
     return ""
 
 
