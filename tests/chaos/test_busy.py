@@ -1,6 +1,6 @@
 """Many captures of a sandbox that is never at rest: no failure reaches the user.
 
-`$CRAB_TEST_CAPTURES` is their number (40; by hand, take 200).
+`$CRAB_TEST_CAPTURES` is their number (30; by hand, take 200).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from e2e.box import Box
 
 pytestmark = [pytest.mark.kernel, pytest.mark.criu, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-CAPTURES = int(os.environ.get("CRAB_TEST_CAPTURES", "40"))
+CAPTURES = int(os.environ.get("CRAB_TEST_CAPTURES", "30"))
 BUSY = ("http_load", "redis_client", "forking", "pipelines", "many_threads", "sqlite_writer", "counters")
 
 

@@ -1,6 +1,6 @@
 """The owner of the state directory is killed at random moments: nothing that it reported is lost, nothing is left over.
 
-`$CRAB_TEST_KILLS` is the number of kills for each kind of operation (5; by hand, take 100).
+`$CRAB_TEST_KILLS` is the number of kills for each kind of operation (4; by hand, take 100).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from crab.model import State
 
 pytestmark = [pytest.mark.kernel, pytest.mark.criu, pytest.mark.slow]
 
-KILLS = int(os.environ.get("CRAB_TEST_KILLS", "5"))
+KILLS = int(os.environ.get("CRAB_TEST_KILLS", "4"))
 
 
 @pytest.fixture(scope="module")

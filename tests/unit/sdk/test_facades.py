@@ -76,6 +76,11 @@ STORE: Any = {"url": f"{os.getcwd()}/s", "key_file": f"{os.getcwd()}/k"}
 HOST_CALLS: dict[str, tuple[Callable[[Any], Any], ask.Request]] = {
     "about": (lambda h: h.about(), ask.About()),
     "jobs": (lambda h: h.jobs(), ask.Jobs()),
+    "compact": (lambda h: h.compact(), ask.Compact()),
+    "prune": (
+        lambda h: h.prune(ask.Policy(last=3), "box", dry=True),
+        ask.Prune(policy=ask.Policy(last=3), sandbox="box", dry=True),
+    ),
     "drain": (
         lambda h: h.drain(5, pause=True, store="/s", key_file="/k"),
         ask.Drain(seconds=5, pause=True, store="/s", key_file="/k"),
