@@ -311,7 +311,7 @@ def test_hazard_c09_who_reads_a_file_of_a_thread_and_closes_it_is_captured_when_
     eventually(lambda: box.result("test -e /tmp/ready").ok, "the reader")
     points = [box.checkpoint(policy="always", durable=False) for _ in range(10)]
     assert any(point.timings.attempts > 1 for point in points), "it was never open"
-    for point in points:
+    for point in (points[0], max(points, key=lambda point: point.timings.attempts)):
         assert box.ask(ask.Verify, ref=point.id).proof.verdict == "proven"
 
 
