@@ -2,7 +2,7 @@
 
 CRIU writes all memory of all processes at every dump, and most of it is what it was. On a file system with reflinks (btrfs)
 a file can be put together of parts of others: every checkpoint keeps whole images, byte for byte those that CRIU wrote, so it
-is restored, checked, archived and removed without a look at any other, and no removal has to hand anything on.
+is restored, checked and archived without a look at any other, and no page of another is lost when it is removed.
 
     target/pages-N.img   parts of those of `before` where a page is equal (`pages`), and parts of `.new`
     target/.new          some zeros, and all pages that are new, close together so that they compress; removed at the end,
@@ -113,7 +113,8 @@ def _earlier(before: Path) -> Earlier | None:
 
 
 class _Sources:
-    """Where the pages lie that files are put together of. What is new has its place as its name, the rest that of its file."""
+    """Where the pages lie that files are put together of. What is new has its place as its name, the rest that of its file,
+    which begins with `PREFIX`."""
 
     def __init__(self, stack: ExitStack, new: Path, before: Path | None) -> None:
         self._stack = stack
@@ -146,7 +147,7 @@ class _Sources:
         """The open file that has an extent, and where."""
         if not extent.blob:
             return self._new, 0
-        if extent.blob.isdigit():
+        if not extent.blob.startswith(PREFIX.encode()):
             return self._new, int(extent.blob) + extent.offset
         if extent.blob not in self._old:
             assert self._before is not None
@@ -177,6 +178,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-assert not PREFIX[0].isdigit()  # names of files are told from places by that

@@ -113,9 +113,8 @@ def contents_of(
     look: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[str, list[Extent]]]:
     """What every file of pages consists of. `put` stores a blob and names it; `size_of` is the size of one that is stored. New
-    pages go into blobs of `group` pages. What
-    is there already in fewer than `least` pages in a row is written anew. Every few hundred KiB it has a `look`, which ends it
-    by raising something.
+    pages go into blobs of `group` pages. What is there already in fewer than `least` pages in a row is written anew. Every few
+    hundred KiB it has a `look`, which ends it by raising something.
 
     Raises OSError.
     """

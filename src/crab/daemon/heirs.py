@@ -17,6 +17,7 @@ import msgspec
 from crab.checkpoint import manifest as manifests
 from crab.checkpoint.manifest import Manifest
 from crab.daemon.core import TURN, Core
+from crab.daemon.lifecycle import needed_by_sandboxes
 from crab.errors import InUse
 from crab.host import btrfs
 from crab.model import Checkpoint
@@ -34,7 +35,7 @@ def drop(core: Core, identity: str, held: str) -> bool:
     with contextlib.ExitStack() as stack:
         for sandbox in sorted(_concerned(core, leaving) - {held}):
             stack.enter_context(core.operation(sandbox, TURN))
-        if reason := _in_use(core, leaving):
+        if reason := needed_by_sandboxes(core, [leaving]).get(identity):
             raise _refused(leaving, reason)
         hand_over(core, leaving)
         for one in core.registry.related(identity):
@@ -51,16 +52,6 @@ def _concerned(core: Core, leaving: Checkpoint) -> set[str]:
     return found & {record.id for record in core.registry.all()}
 
 
-def _in_use(core: Core, leaving: Checkpoint) -> str:
-    for record in core.registry.all():
-        if record.head == leaving.id:
-            return f"it is the head of sandbox {record.name}"
-    broken = {one.id: one.name for one in core.registry.broken()}
-    if leaving.sandbox in broken:
-        return f"it is of sandbox {broken[leaving.sandbox]}, whose record cannot be read"
-    return ""
-
-
 def _refused(leaving: Checkpoint, reason: str) -> InUse:
     return InUse(
         f"checkpoint {leaving.id} cannot be removed: {reason}",
@@ -72,7 +63,7 @@ def hand_over(core: Core, leaving: Checkpoint) -> None:
     """Give the parts of a checkpoint to those that need them. Raises OSError, `NoSpace`; then nothing is missing."""
     others = sorted(core.registry.related(leaving.id), key=lambda checkpoint: checkpoint.created)
     of_files = [one for one in others if one.files_from == leaving.id]
-    of_processes = [one for one in others if one.processes_from == leaving.id and one.id != leaving.id]
+    of_processes = [one for one in others if one.processes_from == leaving.id]
     heirs: dict[str, str] = {}
     if of_files:
         heirs["files"] = of_files[0].id

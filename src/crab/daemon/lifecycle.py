@@ -10,6 +10,7 @@ import re
 import secrets
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ from crab.daemon.door import check_variables
 from crab.daemon.registry import Broken, Record
 from crab.errors import CrabError, InvalidRequest, NotFound, WrongState
 from crab.host import processes
-from crab.model import ModelAccess, Mount, NetworkMode, ProcessInfo, Sandbox, SandboxSpec, State
+from crab.model import Checkpoint, ModelAccess, Mount, NetworkMode, ProcessInfo, Sandbox, SandboxSpec, State
 from crab.sandbox import box, runtime, settle
 from crab.sandbox.incarnation import Incarnation
 from crab.turns.coordinator import check_upstream
@@ -290,16 +291,24 @@ def _give_up(core: Core, broken: Broken) -> ask.Removed:
     return _removed(core, broken.id, broken.name)
 
 
+def needed_by_sandboxes(core: Core, checkpoints: Iterable[Checkpoint]) -> dict[str, str]:
+    """Those of the checkpoints that sandboxes need, each with the reason."""
+    heads = {record.head: record.name for record in core.registry.all() if record.head}
+    broken = {one.id: one.name for one in core.registry.broken()}
+    needed: dict[str, str] = {}
+    for one in checkpoints:
+        if one.sandbox in broken:
+            needed[one.id] = f"it is of sandbox {broken[one.sandbox]}, whose record cannot be read"
+        elif one.id in heads:
+            needed[one.id] = f"it is the head of sandbox {heads[one.id]}"
+    return needed
+
+
 def needed_checkpoints(core: Core) -> dict[str, str]:
     """Checkpoints that may not be removed, each with the reason."""
-    needed: dict[str, str] = {}
-    for record in core.registry.all():
-        if record.head:
-            needed[record.head] = f"it is the head of sandbox {record.name}"
-    broken = {one.id: one.name for one in core.registry.broken()}
-    for checkpoint in core.registry.checkpoints():
-        if checkpoint.sandbox in broken:
-            needed[checkpoint.id] = f"it is of sandbox {broken[checkpoint.sandbox]}, whose record cannot be read"
+    checkpoints = core.registry.checkpoints()
+    needed = needed_by_sandboxes(core, checkpoints)
+    for checkpoint in checkpoints:
         for source, what in ((checkpoint.processes_from, "processes"), (checkpoint.files_from, "files")):
             if source and source != checkpoint.id:
                 needed[source] = f"checkpoint {checkpoint.id} has its {what} from it"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -239,23 +239,13 @@ class Registry:
         """Checkpoints of one sandbox or of all, oldest first."""
         query = "SELECT record FROM checkpoints" + (" WHERE sandbox = ?" if sandbox else "") + " ORDER BY created, turn"
         with self._lock:
-            rows = self._db.execute(query, (sandbox,) if sandbox else ()).fetchall()
-        found: list[Checkpoint] = []
-        for (row,) in rows:
-            # one that cannot be read is as if it were not in the index: the next owner takes it from its manifest
-            with suppress(msgspec.DecodeError):
-                found.append(msgspec.json.decode(row, type=Checkpoint))
-        return found
+            return _checkpoints(self._db.execute(query, (sandbox,) if sandbox else ()).fetchall())
 
     def related(self, identity: str) -> list[Checkpoint]:
         """The other checkpoints that say something of this one: children, and those that have a part from it."""
         query = "SELECT record FROM checkpoints WHERE id != ?1 AND (parent = ?1 OR instr(record, CAST(?1 AS BLOB)))"
         with self._lock:
-            rows = self._db.execute(query, (identity,)).fetchall()
-        found: list[Checkpoint] = []
-        for (row,) in rows:
-            with suppress(msgspec.DecodeError):
-                found.append(msgspec.json.decode(row, type=Checkpoint))
+            found = _checkpoints(self._db.execute(query, (identity,)).fetchall())
         return [one for one in found if identity in (one.parent, one.files_from, one.processes_from)]
 
     def checkpoint(self, identity: str) -> Checkpoint | None:
@@ -264,6 +254,15 @@ class Registry:
         with suppress(msgspec.DecodeError):
             return msgspec.json.decode(row[0], type=Checkpoint) if row else None
         return None
+
+
+def _checkpoints(rows: Iterable[tuple[bytes]]) -> list[Checkpoint]:
+    """One that cannot be read is as if it were not in the index: the next owner takes it from its manifest."""
+    found: list[Checkpoint] = []
+    for (row,) in rows:
+        with suppress(msgspec.DecodeError):
+            found.append(msgspec.json.decode(row, type=Checkpoint))
+    return found
 
 
 def _decoded(row: tuple[str, str, int, bytes]) -> Record | Broken:

@@ -54,8 +54,9 @@ from crab.turns.place import STEP, Ticket
 
 API = 1
 VERIFY = "CRAB_VERIFY"
-COMPACT = "CRAB_COMPACT"
 """`off`: nothing is proven in the background (docs/engine.md)."""
+COMPACT = "CRAB_COMPACT"
+"""`off`: no checkpoint is made compact but by `crab compact`."""
 
 
 class Service:

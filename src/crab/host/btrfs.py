@@ -473,26 +473,12 @@ def pieces(path: AnyPath) -> list[Piece]:
 
 def items(path: AnyPath) -> Iterator[tuple[int, bytes]]:
     """Type and content of every item of a file or folder in the tree of its subvolume (linux/btrfs_tree.h)."""
-    room = 1 << 16
     with _calling(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             inode = os.fstat(descriptor).st_ino
-            kind, offset, most = 0, 0, 2**64 - 1
-            while True:
-                key = struct.pack("=7Q4I", 0, inode, inode, offset, most, 0, most, kind, 255, 1 << 31, 0)
-                search = bytearray(key.ljust(104, b"\0") + struct.pack("=Q", room) + bytes(room))
-                _ioctl(descriptor, _TREE_SEARCH_V2, search)
-                (count,) = struct.unpack_from("=I", search, 64)
-                if not count:
-                    return
-                at = 112
-                for _ in range(count):
-                    _, _, offset, kind, length = _SEARCH_ITEM.unpack_from(search, at)
-                    at += _SEARCH_ITEM.size
-                    yield kind, bytes(search[at : at + length])
-                    at += length
-                offset += 1
+            for _, kind, item in _searched(descriptor, inode, inode, 0):
+                yield kind, item
         finally:
             os.close(descriptor)
 
@@ -507,32 +493,41 @@ def changed_inodes(path: AnyPath, since: int) -> set[int]:
     Asks for the parts of the tree that are newer, as `btrfs subvolume find-new` does: it costs what was changed, not what is
     there, and depends on no clock (btrfs stamps every inode with the transaction of its last change).
     """
-    found: set[int] = set()
-    most, room = 2**64 - 1, 1 << 18
-    first, kind, offset = _SUBVOLUME_INODE, 0, 0
     with _calling(path), _opened(path) as descriptor:
-        while True:
-            # struct btrfs_ioctl_search_args_v2: the key as in `deletions_pending`, size of the buffer, the buffer. The bounds
-            # are of keys as a whole, so items of other kinds come, too.
-            key = struct.pack("=7Q4I", 0, first, most, offset, most, since + 1, most, kind, 255, 1 << 31, 0)
-            search = bytearray(key.ljust(104, b"\0") + struct.pack("=Q", room) + bytes(room))
-            _ioctl(descriptor, _TREE_SEARCH_V2, search)
-            (count,) = struct.unpack_from("=I", search, 64)
-            if not count:
-                return found
-            at = 112
-            for _ in range(count):
-                _, first, offset, kind, length = _SEARCH_ITEM.unpack_from(search, at)
-                at += _SEARCH_ITEM.size
-                if kind == _INODE_ITEM and struct.unpack_from("=Q", search, at + 8)[0] > since:
-                    found.add(first)  # struct btrfs_inode_item: generation, transid, …
-                at += length
-            if offset < most:
-                offset += 1
-            else:
-                kind, offset = kind + 1, 0
-            if kind > 255:
-                first, kind = first + 1, 0
+        return {
+            number
+            for number, kind, item in _searched(descriptor, _SUBVOLUME_INODE, 2**64 - 1, since + 1)
+            # struct btrfs_inode_item: generation, transid, …
+            if kind == _INODE_ITEM and struct.unpack_from("=Q", item, 8)[0] > since
+        }
+
+
+def _searched(descriptor: int, first: int, last: int, since: int) -> Iterator[tuple[int, int, bytes]]:
+    """Number, type and content of every item of the inodes from `first` to `last`, in the tree of the subvolume that is opened,
+    as far as it lies in nodes of transaction `since` or later."""
+    most, room = 2**64 - 1, 1 << 18
+    kind, offset = 0, 0
+    while first <= last:
+        # struct btrfs_ioctl_search_args_v2: the key as in `deletions_pending`, size of the buffer, the buffer. The bounds
+        # are of keys as a whole, so items of other kinds come, too.
+        key = struct.pack("=7Q4I", 0, first, last, offset, most, since, most, kind, 255, 1 << 31, 0)
+        search = bytearray(key.ljust(104, b"\0") + struct.pack("=Q", room) + bytes(room))
+        _ioctl(descriptor, _TREE_SEARCH_V2, search)
+        (count,) = struct.unpack_from("=I", search, 64)
+        if not count:
+            return
+        at = 112
+        for _ in range(count):
+            _, first, offset, kind, length = _SEARCH_ITEM.unpack_from(search, at)
+            at += _SEARCH_ITEM.size
+            yield first, kind, bytes(search[at : at + length])
+            at += length
+        if offset < most:
+            offset += 1
+        else:
+            kind, offset = kind + 1, 0
+        if kind > 255:
+            first, kind = first + 1, 0
 
 
 def deletions_pending(path: AnyPath) -> int:
